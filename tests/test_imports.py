@@ -1,0 +1,52 @@
+"""The layout is the architecture: what may import what, and what `import cappronet` costs."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import cappronet
+
+PACKAGE = Path(cappronet.__file__).parent
+# Each module may import those before it.
+ORDER = ["projection", "heads", "replacement", "benchmark", "cli"]
+
+
+def imported(path):
+    """Modules of this package that a file imports, at its top or inside functions."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "cappronet":
+            parts = node.module.split(".")
+            found |= {parts[1]} if len(parts) > 1 else {alias.name for alias in node.names}
+    return found
+
+
+def test_imports_go_one_way():
+    names = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__"}
+    assert names == set(ORDER)
+    for i, name in enumerate(ORDER):
+        assert imported(PACKAGE / f"{name}.py") <= set(ORDER[:i]), name
+
+
+def test_importing_the_package_brings_in_torch_and_nothing_else_heavy():
+    code = """
+import sys, torch
+before = set(sys.modules)
+import cappronet
+new = {name.split(".")[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names)
+print(sorted(new))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['cappronet']"
+
+
+def test_help_does_not_import_torch():
+    code = "import sys; from cappronet.cli import app; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_public_names():
+    assert all(hasattr(cappronet, name) for name in cappronet.__all__)
+    assert set(cappronet.__all__) == {"CapsuleProjection", "GroupedNeurons", "capsule_lengths", "replace_head"}
