@@ -9,7 +9,29 @@ import cappronet
 
 PACKAGE = Path(cappronet.__file__).parent
 # Each module may import those before it.
-ORDER = ["projection", "heads", "replacement", "benchmark", "cli"]
+ORDER = [
+    "extras",
+    "projection",
+    "heads",
+    "replacement",
+    "benchmark",
+    "recipe",
+    "backbones",
+    "datasets",
+    "batches",
+    "model",
+    "ingredients",
+    "distributed",
+    "runs",
+    "evaluation",
+    "training",
+    "step_benchmark",
+    "results",
+    "comparison",
+    "prediction",
+    "display",
+    "cli",
+]
 
 
 def imported(path):
@@ -23,10 +45,18 @@ def imported(path):
 
 
 def test_imports_go_one_way():
-    names = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__"}
+    names = {path.parent.stem if path.stem == "__init__" else path.stem for path in PACKAGE.glob("*/__init__.py")}
+    names |= {path.stem for path in PACKAGE.glob("*.py")} - {"__init__"}
     assert names == set(ORDER)
     for i, name in enumerate(ORDER):
-        assert imported(PACKAGE / f"{name}.py") <= set(ORDER[:i]), name
+        files = [PACKAGE / f"{name}.py"] if (PACKAGE / f"{name}.py").is_file() else (PACKAGE / name).glob("*.py")
+        for file in files:
+            assert imported(file) - {name} <= set(ORDER[:i]), file
+
+
+def test_backbones_and_heads_do_not_know_each_other():
+    assert all("heads" not in imported(file) for file in (PACKAGE / "backbones").glob("*.py"))
+    assert "backbones" not in imported(PACKAGE / "heads.py")
 
 
 def test_importing_the_package_brings_in_torch_and_nothing_else_heavy():
@@ -49,4 +79,10 @@ def test_help_does_not_import_torch():
 
 def test_public_names():
     assert all(hasattr(cappronet, name) for name in cappronet.__all__)
-    assert set(cappronet.__all__) == {"CapsuleProjection", "GroupedNeurons", "capsule_lengths", "replace_head"}
+    assert set(cappronet.__all__) == {
+        "CapProNet",
+        "CapsuleProjection",
+        "GroupedNeurons",
+        "capsule_lengths",
+        "replace_head",
+    }

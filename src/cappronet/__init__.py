@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cappronet.heads import CapsuleProjection, GroupedNeurons
+    from cappronet.model import CapProNet
     from cappronet.projection import capsule_lengths
     from cappronet.replacement import replace_head
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["CapsuleProjection", "GroupedNeurons", "capsule_lengths", "replace_head"]
+__all__ = ["CapProNet", "CapsuleProjection", "GroupedNeurons", "capsule_lengths", "replace_head"]
 
 # Where each public name lives. It is imported when it is first asked for, so that `cappronet --help` answers at once.
 _HOMES = {
+    "CapProNet": "model",
     "CapsuleProjection": "heads",
     "GroupedNeurons": "heads",
     "capsule_lengths": "projection",

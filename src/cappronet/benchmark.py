@@ -22,7 +22,7 @@ from cappronet.heads import CapsuleProjection
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["GROWTH", "SHAPES", "Shape", "growth_table", "markdown", "measure", "run", "table"]
+__all__ = ["GROWTH", "SHAPES", "Shape", "growth_table", "markdown", "measure", "run", "spread", "table"]
 
 
 @dataclass(frozen=True)
@@ -170,11 +170,12 @@ def _summary(times: Sequence[tuple[float, float]], limit: Sequence[tuple[float, 
     for phase in PHASES:
         if any(mine[phase]):
             ratios = [a / b for a, b in zip(mine[phase], theirs[phase], strict=False)]
-            result[phase] = {"ms": _spread([1e3 * t for t in mine[phase]]), "ratio": _spread(ratios)}
+            result[phase] = {"ms": spread([1e3 * t for t in mine[phase]]), "ratio": spread(ratios)}
     return result
 
 
-def _spread(values: Sequence[float]) -> dict[str, float]:
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median and 10 to 90 % range."""
     ordered = sorted(values)
     low, high = ordered[round(0.1 * (len(ordered) - 1))], ordered[round(0.9 * (len(ordered) - 1))]
     return {"median": statistics.median(ordered), "low": low, "high": high}

@@ -1,0 +1,111 @@
+"""The same recipe with several heads and seeds: runs side by side, finished ones kept, broken-off ones resumed."""
+
+import multiprocessing
+import queue
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from cappronet.heads import HEADS
+from cappronet.recipe import Recipe
+from cappronet.results import Row, comparison
+from cappronet.runs import Run
+
+__all__ = ["DEFAULT", "VARIANTS", "Planned", "execute", "plan"]
+
+# What each name on the command line changes in the recipe.
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    **{name: {"head": name, "normalize": False, "scale": "none"} for name in HEADS},
+    "capsule-unit": {"head": "capsule", "normalize": True, "scale": "learned"},
+}
+DEFAULT = ("linear", "group", "capsule", "capsule-unit")
+
+
+class Display(Protocol):
+    """Whoever shows how far things are."""
+
+    def count(self, text: str, done: int, total: int) -> None:
+        """Show that `done` of `total` steps are done."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A recipe and the folder that its run goes into."""
+
+    recipe: Recipe
+    folder: Path
+
+
+def plan(base: Recipe, backbones: Sequence[str], heads: Sequence[str], seeds: int, folder: Path) -> list[Planned]:
+    """Every backbone with every head and seed; a folder that holds another recipe's run is refused."""
+    if seeds < 1:
+        raise ValueError(f"--seeds must be at least 1, got {seeds}")
+    unknown = [name for name in heads if name not in VARIANTS]
+    if unknown:
+        raise ValueError(f"unknown head {unknown[0]!r}; known are {', '.join(VARIANTS)}")
+    planned = [
+        Planned(
+            base.changed(backbone=backbone, seed=seed, **VARIANTS[head]),
+            folder / f"{backbone}-{head}-seed{seed}",
+        )
+        for backbone in backbones
+        for head in heads
+        for seed in range(seeds)
+    ]
+    for run in planned:
+        if run.folder.exists() and Run.open(run.folder).recipe != run.recipe:
+            raise FileExistsError(f"{run.folder} holds a run of another recipe; choose another --folder")
+    return planned
+
+
+def execute(planned: Sequence[Planned], jobs: int, cache: str | None, display: Display) -> list[Row]:
+    """Train what is not finished, several runs at a time with one thread each, and gather all results."""
+    waiting = [run for run in planned if not Run(run.folder).finished]
+    if waiting:
+        context = multiprocessing.get_context("spawn")
+        with context.Manager() as manager, ProcessPoolExecutor(min(jobs, len(waiting)), context) as pool:
+            reports = manager.Queue()
+            futures = [pool.submit(_train, i, run, cache, reports) for i, run in enumerate(waiting)]
+            try:
+                _follow(futures, waiting, reports, display)
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+    return comparison(Run.open(run.folder).summary for run in planned)
+
+
+def _follow(
+    futures: Sequence["Future[None]"], waiting: Sequence[Planned], reports: "queue.Queue[Any]", display: Display
+) -> None:
+    """Show progress until every run is done; the first error ends it."""
+    shares: dict[int, float] = {}
+    while not all(future.done() for future in futures):
+        try:
+            index, share = reports.get(timeout=0.2)
+            shares[index] = share
+        except queue.Empty:
+            continue
+        finally:
+            for future in futures:
+                if future.done():
+                    future.result()
+        done = sum(future.done() for future in futures)
+        text = f"run {min(done + 1, len(futures))}/{len(futures)}"
+        display.count(text, int(1000 * sum(shares.values())), 1000 * len(waiting))
+
+
+def _train(index: int, planned: Planned, cache: str | None, reports: Any) -> None:
+    """One run in a worker process."""
+    import torch
+
+    from cappronet.training import Hardware, Interrupted, train
+
+    torch.set_num_threads(1)
+    run = Run(planned.folder)
+    report: Callable[[Any], None] = lambda now: reports.put((index, now.step / now.steps))  # noqa: E731
+    try:
+        train(planned.recipe, run, Hardware(accelerator="cpu", cache=cache), on_progress=report)
+    except Interrupted:
+        raise InterruptedError("stopped and saved; the same command goes on from here") from None

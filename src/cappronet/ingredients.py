@@ -1,0 +1,110 @@
+"""From a recipe to its ingredients: images, batches, model, optimizer, learning rate."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from cappronet.batches import Augmentation, Batches, channel_statistics
+from cappronet.datasets import Dataset, hold_out, load_dataset, take
+from cappronet.model import CapProNet
+from cappronet.recipe import Recipe
+
+__all__ = [
+    "build_model",
+    "build_optimizer",
+    "evaluation_batches",
+    "learning_rate",
+    "moving_average",
+    "prepare",
+    "training_batches",
+]
+
+
+def prepare(recipe: Recipe, cache: str | None = None) -> Dataset:
+    """The dataset as the recipe wants it: a part of the training images, and what errors are measured on."""
+    data = load_dataset(recipe.data, Path(cache) if cache else None)
+    training, test = data.train, data.test
+    if recipe.validation:
+        training, test = hold_out(training, recipe.validation, recipe.seed)
+    if recipe.train_size:
+        training = take(training, recipe.train_size, recipe.seed)
+    return Dataset(data.name, data.classes, training, test)
+
+
+def training_batches(recipe: Recipe, data: Dataset, **place: Any) -> Batches:
+    """The training images in the order and with the augmentation of the recipe."""
+    mean, std = channel_statistics(data.train)
+    augmentation = Augmentation(flip=recipe.flip, padding=recipe.padding)
+    size = min(recipe.batch_size, len(data.train))
+    fixed: dict[str, Any] = {"mean": mean, "std": std, "seed": recipe.seed, "channels_last": recipe.channels_last}
+    return Batches(data.train, size, augmentation=augmentation, **fixed, **place)
+
+
+def evaluation_batches(recipe: Recipe, data: Dataset, **place: Any) -> Batches:
+    """The images that errors are measured on, in their order."""
+    mean, std = channel_statistics(data.train)
+    size = 500 * place.get("world_size", 1)
+    return Batches(data.test, size, mean=mean, std=std, shuffle=False, channels_last=recipe.channels_last, **place)
+
+
+def build_model(recipe: Recipe, data: Dataset) -> CapProNet:
+    """The model that the recipe describes, for these images, with weights drawn from its seed."""
+    mean, std = channel_statistics(data.train)
+    torch.manual_seed(recipe.seed)
+    return CapProNet(
+        recipe.backbone,
+        len(data.classes),
+        recipe.capsule_dim,
+        head=recipe.head,
+        in_channels=data.in_channels,
+        image_size=data.image_size,
+        dropout=recipe.dropout,
+        classes=data.classes,
+        mean=mean.tolist(),
+        std=std.tolist(),
+        **recipe.head_options(),
+    )
+
+
+def build_optimizer(recipe: Recipe, model: CapProNet) -> torch.optim.Optimizer:
+    """SGD or AdamW, with the weight decay that the recipe gives to norms and to the head."""
+    groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+    for name, parameter in model.named_parameters():
+        decays = (recipe.decay_head or not name.startswith("head.")) and (recipe.decay_norms or parameter.ndim > 1)
+        groups[decays].append(parameter)
+    settings = [{"params": p, "weight_decay": recipe.weight_decay * d} for d, p in groups.items() if p]
+    if recipe.optimizer == "adamw":
+        return torch.optim.AdamW(settings, lr=recipe.lr)
+    nesterov = recipe.nesterov and recipe.momentum > 0
+    return torch.optim.SGD(settings, lr=recipe.lr, momentum=recipe.momentum, nesterov=nesterov)
+
+
+def moving_average(network: CapProNet, decay: float) -> AveragedModel | None:
+    """An exponential moving average of the weights, unless its decay is 0."""
+    return AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True) if decay else None
+
+
+def learning_rate(recipe: Recipe, step: int, steps: int) -> float:
+    """The learning rate of step number `step` of `steps`."""
+    epoch, done = step * recipe.epochs / steps, step / steps
+    if epoch < recipe.warmup:
+        return recipe.lr * (step + 1) / math.ceil(recipe.warmup * steps / recipe.epochs)
+    if recipe.schedule == "onecycle":  # up to the peak at three tenths, then down to zero, each along a cosine
+        start = 0.04
+        share = (1 - math.cos(math.pi * done / 0.3)) / 2
+        return recipe.lr * (start + (1 - start) * share if done < 0.3 else _cosine((done - 0.3) / 0.7))
+    if recipe.schedule == "cosine":
+        return recipe.lr * _cosine(done)
+    if recipe.schedule == "multistep":
+        return recipe.lr * recipe.gamma ** sum(epoch >= milestone for milestone in recipe.milestones)
+    if recipe.schedule == "step":
+        return recipe.lr * recipe.gamma ** int(epoch // recipe.step_epochs)
+    return recipe.lr
+
+
+def _cosine(done: float) -> float:
+    return (1 + math.cos(math.pi * done)) / 2

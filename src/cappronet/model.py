@@ -1,0 +1,120 @@
+"""CapProNet: a backbone and a head, saved as safetensors with a JSON file that says how to build it again."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cappronet.backbones import create_backbone
+from cappronet.heads import create_head
+
+__all__ = ["CapProNet"]
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+
+
+class CapProNet(nn.Module):
+    """A backbone with a capsule projection, or one of the control heads, in place of its last layer.
+
+    Args:
+        backbone: a name that `create_backbone` knows: ours or timm's.
+        num_classes: L.
+        capsule_dim: c, the dimension of each class's subspace.
+        head: `"capsule"`, or a control: `"group"`, `"linear"`, `"cosine"`, `"weightnorm"`, `"subcenter"`.
+        in_channels: channels of the images.
+        image_size: width of the images; only `pixels` depends on it.
+        dropout: dropout on the features before the head.
+        classes: the names of the classes.
+        mean: what was subtracted from each channel, for pixels between 0 and 1.
+        std: what each channel was then divided by.
+        head_options: for the head: `normalize`, `scale`, `solver`, `eps`.
+
+    Example:
+        >>> model = CapProNet("resnet8", num_classes=10, capsule_dim=8)
+        >>> model(torch.randn(2, 3, 32, 32)).shape
+        torch.Size([2, 10])
+    """
+
+    def __init__(
+        self,
+        backbone: str,
+        num_classes: int,
+        capsule_dim: int = 8,
+        *,
+        head: str = "capsule",
+        in_channels: int = 3,
+        image_size: int = 32,
+        dropout: float = 0.0,
+        classes: Sequence[str] = (),
+        mean: Sequence[float] = (),
+        std: Sequence[float] = (),
+        **head_options: Any,
+    ) -> None:
+        super().__init__()
+        self.config: dict[str, Any] = {
+            "backbone": backbone,
+            "num_classes": num_classes,
+            "capsule_dim": capsule_dim,
+            "head": head,
+            "in_channels": in_channels,
+            "image_size": image_size,
+            "dropout": dropout,
+            "classes": list(classes) or [str(i) for i in range(num_classes)],
+            "mean": list(mean) or [0.0] * in_channels,
+            "std": list(std) or [1.0] * in_channels,
+            **head_options,
+        }
+        self.backbone = create_backbone(backbone, in_channels, image_size)
+        self.dropout = nn.Dropout(dropout)
+        self.head = create_head(head, self.feature_dim, num_classes, capsule_dim, **head_options)
+
+    @property
+    def feature_dim(self) -> int:
+        """d, the width of the feature vector."""
+        return int(self.backbone.feature_dim)  # type: ignore[arg-type]
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images `(B, C, H, W)`, normalized, to the score of each class `(B, L)`."""
+        return self.head(self.dropout(self.features(images)))
+
+    def features(self, images: Tensor) -> Tensor:
+        """Images `(B, C, H, W)` to feature vectors `(B, d)`."""
+        return self.backbone(images)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write `config.json` and `model.safetensors` into a folder."""
+        from safetensors.torch import save_file
+
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
+        save_file(tensors, folder / WEIGHTS)
+        (folder / CONFIG).write_text(json.dumps(self.config, indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path) -> "CapProNet":
+        """Build the model that a folder describes, in eval mode. Nothing in the folder is executed."""
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        folder = Path(folder)
+        for name in (CONFIG, WEIGHTS):
+            if not (folder / name).is_file():
+                raise FileNotFoundError(f"{folder} holds no model: {name} is missing; a finished run has it")
+        try:
+            config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+            with torch.device("meta"):
+                model = cls(**config)
+            model.to_empty(device="cpu")  # and copy: kernels round differently on the file's unaligned memory
+            model.load_state_dict(load_file(folder / WEIGHTS), strict=True)
+        except (json.JSONDecodeError, UnicodeDecodeError, TypeError) as error:
+            raise ValueError(f"{folder / CONFIG} does not describe a model: {error}") from None
+        except SafetensorError as error:
+            raise ValueError(f"{folder / WEIGHTS} is damaged: {error}") from None
+        except RuntimeError as error:
+            first = str(error).splitlines()[-1].strip()
+            raise ValueError(f"{folder / WEIGHTS} holds another model than {CONFIG} describes: {first}") from None
+        return model.eval()
