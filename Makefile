@@ -22,8 +22,8 @@ test: $(READY) ## check style and types, run all tests
 	$(BIN)/mypy --no-error-summary
 	$(BIN)/python -m pytest --quiet --numprocesses 2
 
-demo: $(READY) ## train a capsule head and a linear head on digits
-	$(BIN)/python examples/own_loop.py
+demo: $(READY) ## compare capsule, grouped and linear heads on digits
+	$(BIN)/cappronet compare
 
 format: $(READY) ## format the code and fix what can be fixed
 	$(BIN)/ruff format .

@@ -27,6 +27,7 @@ ORDER = [
     "training",
     "step_benchmark",
     "results",
+    "figures",
     "comparison",
     "prediction",
     "display",

@@ -1,10 +1,12 @@
 """Tables over seeds."""
 
+import json
 import math
 
 import pytest
 
-from cappronet.results import comparison, interval
+from cappronet.recipe import Recipe
+from cappronet.results import Row, comparison, interval, markdown, read_rows, write_rows
 
 
 def test_the_interval_is_students():
@@ -21,3 +23,15 @@ def test_runs_are_gathered_over_seeds_in_order():
         ("linear", (1.0, 3.0), 2.0, 2.0),
         ("capsule", (4.0,), 4.0, 4.0),
     ]
+
+
+def test_rows_survive_their_file_and_make_a_table(tmp_path):
+    rows = [
+        Row("digits", "pixels", "linear", (5.0, 6.0), 650, 1.5),
+        Row("digits", "pixels", "capsule c=4", (2.0, 2.5), 2560, 2.0),
+    ]
+    path = tmp_path / "rows.json"
+    write_rows(rows, Recipe(epochs=3), path)
+    assert read_rows(path) == rows
+    assert json.loads(path.read_text())["recipe"]["epochs"] == 3
+    assert "| digits | pixels | linear | 5.50 | ± 6.35 | 2 | 650 |" in markdown(rows)

@@ -115,7 +115,8 @@ def train(
             f"{chosen.backbone} with {chosen.head_label} on {chosen.data}, {summary['parameters']:,} parameters"
         )
         measured = "validation" if chosen.validation else "test"
-        console.print(f"{measured} error [bold]{summary['error']:.2f} %[/bold] after {summary['seconds']:.0f} s")
+        speed = f"{summary['seconds']:.0f} s, {summary['images_per_second']:,.0f} images/s"
+        console.print(f"{measured} error [bold]{summary['error']:.2f} %[/bold] after {speed}")
         console.print(f"Written to {place.folder}")
 
 
@@ -155,6 +156,8 @@ def compare(
         Folder of downloaded datasets.
     """
     from cappronet import comparison
+    from cappronet.figures import comparison_figure
+    from cappronet.results import write_rows
 
     base = _recipe(recipe, options)
     given = recipe is not None or (options is not None and options.backbone is not None)
@@ -164,7 +167,9 @@ def compare(
     with progress_bar(console) as show:
         rows = comparison.execute(plan, jobs or os.cpu_count() or 1, str(cache) if cache else None, show)
     console.print(comparison_table(rows, base))
-    console.print(f"Written to {place}")
+    write_rows(rows, base, place / "comparison.json")
+    comparison_figure(rows, place / "comparison.png", "validation" if base.validation else "test")
+    console.print(f"Written to {place}; the picture is {place / 'comparison.png'}")
 
 
 @app.command

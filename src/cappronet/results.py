@@ -1,14 +1,21 @@
 """From run folders to tables: means over seeds with their intervals."""
 
+import dataclasses
+import json
 import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from cappronet.extras import require
+from cappronet.runs import environment, write_atomically
 
-__all__ = ["Row", "comparison", "interval"]
+if TYPE_CHECKING:
+    from cappronet.recipe import Recipe
+
+__all__ = ["Row", "comparison", "interval", "markdown", "read_rows", "write_rows"]
 
 
 @dataclass(frozen=True)
@@ -55,3 +62,26 @@ def comparison(summaries: Iterable[dict[str, Any]]) -> list[Row]:
         )
         for key, group in groups.items()
     ]
+
+
+def write_rows(rows: Sequence[Row], recipe: "Recipe", path: Path) -> None:
+    """Write a comparison with the recipe that its runs share and what they ran on."""
+    content = {"recipe": recipe.to_dict(), "environment": environment(), "rows": [dataclasses.asdict(r) for r in rows]}
+    write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a file that `write_rows` wrote."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    return [Row(**{**row, "errors": tuple(row["errors"])}) for row in content["rows"]]
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """A comparison as a table for a page."""
+    lines = ["| data | backbone | head | test error % | 95 % | n | parameters |", "|---|---|---|--:|--:|--:|--:|"]
+    lines += [
+        f"| {row.data} | {row.backbone} | {row.head} | {row.mean:.2f} | ± {row.half_width:.2f} | {len(row.errors)} "
+        f"| {row.parameters:,} |"
+        for row in rows
+    ]
+    return "\n".join(lines)

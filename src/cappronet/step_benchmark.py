@@ -21,7 +21,7 @@ from cappronet.runs import Run
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["run", "table"]
+__all__ = ["markdown", "run", "table"]
 
 # What is divided by what, and what that says.
 RATIOS = {
@@ -150,3 +150,11 @@ def table(costs: Mapping[str, Any]) -> "Table":
     for name, value in costs["ratios"].items():
         grid.add_row(name, f"{value['median']:.3f}", f"{value['low']:.3f} to {value['high']:.3f}")
     return grid
+
+
+def markdown(costs: Mapping[str, Any]) -> str:
+    """The ratios as a table for a page."""
+    rows = [f"| of a {costs['backbone']} step, c={costs['capsule_dim']} | median | 10 to 90 % |", "|---|--:|--:|"]
+    for name, value in costs["ratios"].items():
+        rows.append(f"| {name} | {value['median']:.3f} | {value['low']:.3f} to {value['high']:.3f} |")
+    return "\n".join(rows)

@@ -250,6 +250,7 @@ class Trainer:
             **dict(evaluation.capsule_statistics(network.head)),
             "epochs": self.recipe.epochs,
             "seconds": last["seconds"],
+            "images_per_second": round(self.steps * self.batch_size / last["seconds"], 1),
         }
         if self.fabric.is_global_zero:
             network.save_pretrained(self.run.folder)
