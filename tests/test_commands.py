@@ -108,7 +108,8 @@ def test_compare_prints_a_table_and_keeps_what_is_done(tmp_path):
                "--backbones", "pixels", "--heads", "linear", "--heads", "capsule"]  # fmt: skip
     first = cappronet(*command)
     assert first.returncode == 0, first.stderr
-    summaries = [Run(path).summary for path in sorted((tmp_path / "all").iterdir())]
+    folders = sorted(path for path in (tmp_path / "all").iterdir() if path.is_dir())
+    summaries = [Run(path).summary for path in folders]
     assert [(s["head"], s["seed"]) for s in summaries] == [
         ("capsule c=4", 0),
         ("capsule c=4", 1),
@@ -119,9 +120,10 @@ def test_compare_prints_a_table_and_keeps_what_is_done(tmp_path):
     (row,) = [line for line in first.stdout.splitlines() if "linear" in line]
     assert f"{mean:.2f}" in row
     assert "650" in row
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "all").rglob("*")}
+    assert {"comparison.json", "comparison.png"} <= {path.name for path in (tmp_path / "all").iterdir()}
+    before = {path: path.stat().st_mtime_ns for folder in folders for path in folder.iterdir()}
     assert cappronet(*command).stdout == first.stdout
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "all").rglob("*")} == before
+    assert {path: path.stat().st_mtime_ns for folder in folders for path in folder.iterdir()} == before
     assert "holds a run of another recipe" in refused(cappronet(*command, "--lr", "0.5"))
 
 
