@@ -1,6 +1,7 @@
 """train, compare, evaluate, predict and list as a user calls them: real processes on real digits."""
 
 import json
+import resource
 import signal
 import subprocess
 import sys
@@ -165,6 +166,18 @@ def test_list_names_everything():
     for name in ("resnet110", "densenet_bc_100_12", "fashion_mnist", "subcenter", "cpu/digits"):
         assert name in shown
     assert "resnet110" not in cappronet("list", "heads").stdout
+
+
+def test_a_disk_that_fills_up_is_one_line_and_keeps_what_was_there(tmp_path):
+    def small_files():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, 150_000))
+
+    command = [*PROGRAM, "train", *QUICK, "--run", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, preexec_fn=small_files, check=False)
+    assert "could not be written" in refused(done)
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert {"recipe.toml", "environment.json", "metrics.jsonl"} <= names
+    assert not any("checkpoint" in name for name in names)
 
 
 def npz(path, **changes):

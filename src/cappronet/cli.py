@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 __all__ = ["app", "main"]
 
 app = App(name="cappronet", help="Capsule projection heads: train them, compare them, look inside.")
-console = Console()
+# A run of many processes speaks with one voice.
+FIRST = not any(int(os.environ.get(name, "0")) for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID"))
+console = Console(quiet=not FIRST)
 
 
 def _options() -> type:
@@ -99,9 +101,8 @@ def train(
         chosen = place.recipe
     else:
         chosen = _recipe(recipe, options)
-        first = int(os.environ.get("LOCAL_RANK", "0")) == 0  # Fabric starts the other processes with this command
         folder = run or Path("runs") / _folder_name(chosen)
-        place = Run.new(folder) if first else Run(folder)
+        place = Run.new(folder) if FIRST else Run(folder)
     hardware = Hardware(accelerator, devices, num_nodes, strategy, workers, str(cache) if cache else None)
     with progress_bar(console) as show:
         try:
@@ -110,14 +111,11 @@ def train(
             raise InterruptedError(
                 f"stopped and saved; continue with: cappronet train --resume {place.folder}"
             ) from None
-    if int(os.environ.get("LOCAL_RANK", "0")) == 0:
-        console.print(
-            f"{chosen.backbone} with {chosen.head_label} on {chosen.data}, {summary['parameters']:,} parameters"
-        )
-        measured = "validation" if chosen.validation else "test"
-        speed = f"{summary['seconds']:.0f} s, {summary['images_per_second']:,.0f} images/s"
-        console.print(f"{measured} error [bold]{summary['error']:.2f} %[/bold] after {speed}")
-        console.print(f"Written to {place.folder}")
+    console.print(f"{chosen.backbone} with {chosen.head_label} on {chosen.data}, {summary['parameters']:,} parameters")
+    measured = "validation" if chosen.validation else "test"
+    speed = f"{summary['seconds']:.0f} s, {summary['images_per_second']:,.0f} images/s"
+    console.print(f"{measured} error [bold]{summary['error']:.2f} %[/bold] after {speed}")
+    console.print(f"Written to {place.folder}")
 
 
 @app.command
@@ -259,9 +257,13 @@ def _names(kind: str) -> list[str]:
 
         return [*BACKBONES, "every other name is timm's"]
     if kind == "datasets":
-        from cappronet.datasets import DATASETS
+        from cappronet.datasets import DATASETS, VALIDATION
 
-        return [*DATASETS, "a folder of images by class", "an .npz file with x_train, y_train, x_test, y_test"]
+        notes = {
+            name: f" (the paper validates on {size:,} of its training images)" for name, size in VALIDATION.items()
+        }
+        sources = ["a folder of images by class", "an .npz file with x_train, y_train, x_test, y_test"]
+        return [*(f"{name}{notes.get(name, '')}" for name in DATASETS), *sources]
     if kind == "heads":
         from cappronet.heads import HEADS
 

@@ -15,7 +15,7 @@ __all__ = ["SharedBatchNorm2d", "sharded", "share_batch_norm"]
 class SharedBatchNorm2d(nn.BatchNorm2d):
     """Batch normalization with the statistics of the whole batch, over all processes and on any device.
 
-    `nn.SyncBatchNorm` does the same on GPUs alone. Every process must hold as many images as every other.
+    `nn.SyncBatchNorm` does the same, faster, but on GPUs alone. Every process must hold as many images as every other.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -39,16 +39,18 @@ class SharedBatchNorm2d(nn.BatchNorm2d):
         self.running_var.lerp_((variance * count / (count - 1)).to(self.running_var.dtype), share)
 
 
-def share_batch_norm(module: nn.Module) -> nn.Module:
-    """Replace every `nn.BatchNorm2d` with one that shares its statistics; names and states stay."""
+def share_batch_norm(module: nn.Module, device: torch.device) -> None:
+    """Replace every `nn.BatchNorm2d` inside with one that shares its statistics; names and states stay."""
+    if device.type == "cuda":
+        nn.SyncBatchNorm.convert_sync_batchnorm(module)
+        return
     for name, child in module.named_children():
         if type(child) is nn.BatchNorm2d and child.affine:
             shared = SharedBatchNorm2d(child.num_features, child.eps, child.momentum)
             shared.load_state_dict(child.state_dict())
             setattr(module, name, shared.train(child.training))
         else:
-            share_batch_norm(child)
-    return module
+            share_batch_norm(child, device)
 
 
 def sharded(processes: int) -> "ModelParallelStrategy":

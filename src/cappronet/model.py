@@ -86,12 +86,16 @@ class CapProNet(nn.Module):
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write `config.json` and `model.safetensors` into a folder."""
+        from safetensors import SafetensorError
         from safetensors.torch import save_file
 
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
-        save_file(tensors, folder / WEIGHTS)
+        try:
+            save_file(tensors, folder / WEIGHTS)
+        except SafetensorError as error:
+            raise OSError(f"the model could not be written to {folder}; is the disk full? ({error})") from error
         (folder / CONFIG).write_text(json.dumps(self.config, indent=1) + "\n", encoding="utf-8")
 
     @classmethod

@@ -110,7 +110,7 @@ class Run:
 
     def save_checkpoint(self, state: dict[str, Any]) -> None:
         """Replace the checkpoint once the new one is safely on the disk."""
-        _replace(self.folder / "checkpoint.pt", lambda path: torch.save(state, path))
+        _replace(self.folder / "checkpoint.pt", lambda path: _save(state, path))
 
     def load_checkpoint(self) -> dict[str, Any] | None:
         """The last checkpoint, or None if there is none yet. Loading executes no code."""
@@ -146,6 +146,14 @@ def _replace(path: Path, write: Callable[[Path], Any]) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def _save(state: dict[str, Any], path: Path) -> None:
+    try:
+        torch.save(state, path)
+    except RuntimeError as error:  # how torch reports a failed write
+        reason = str(error).partition("\n")[0]
+        raise OSError(f"the checkpoint could not be written to {path.parent}; is the disk full? ({reason})") from error
 
 
 def environment(**more: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ a function of the step. So a run that was cut off in the middle of an epoch ends
 
 import math
 import signal
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -71,7 +72,7 @@ class Hardware:
     def prepared(self, network: CapProNet, fabric: "Fabric") -> CapProNet:
         """The network as these processes need it: with batch statistics over all of them."""
         if fabric.world_size > 1:
-            share_batch_norm(network)
+            share_batch_norm(network, fabric.device)
         return network
 
 
@@ -93,13 +94,15 @@ class Interrupted(Exception):  # noqa: N818
 
 
 class Interruption:
-    """Turns Ctrl-C and SIGTERM into a flag while a run goes on."""
+    """Turns Ctrl-C and SIGTERM into a flag while a run goes on; a second one stops at once."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
+        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "Interruption":
-        self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+        if threading.current_thread() is threading.main_thread():  # Python gives signals to no other
+            self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -107,6 +110,8 @@ class Interruption:
             signal.signal(number, handler)
 
     def _note(self, number: int, _: FrameType | None) -> None:
+        if self.signal is not None:
+            raise KeyboardInterrupt
         self.signal = number
 
 
@@ -146,6 +151,8 @@ class Trainer:
     ) -> None:
         self.recipe, self.run, self.fabric, self.on_progress = recipe, run, fabric, on_progress
         self.checkpoint_seconds, self.interruption = 60 * checkpoint_minutes, interruption
+        if recipe.ema and hardware.strategy == "fsdp":
+            raise ValueError("a moving average (--ema) needs whole weights in every process: leave it out, or use ddp")
         data = prepare(recipe, hardware.cache)
         self.network = hardware.prepared(build_model(recipe, data), fabric)
         if recipe.channels_last and hardware.strategy != "fsdp":  # FSDP wants parameters in plain order
@@ -327,6 +334,8 @@ class Trainer:
     def report(self, images_per_second: float) -> None:
         """Tell the caller how far the run is."""
         self.check_loss()
+        if not self.fabric.is_global_zero:
+            return
         done = self.step % len(self.batches)
         loss = self.loss_sum.item() / done if done else (self.lines[-1]["train_loss"] if self.lines else math.nan)
         error = self.lines[-1]["error"] if self.lines else None
