@@ -166,8 +166,12 @@ def compare(
         rows = comparison.execute(plan, jobs or os.cpu_count() or 1, str(cache) if cache else None, show)
     console.print(comparison_table(rows, base))
     write_rows(rows, base, place / "comparison.json")
-    comparison_figure(rows, place / "comparison.png", "validation" if base.validation else "test")
-    console.print(f"Written to {place}; the picture is {place / 'comparison.png'}")
+    console.print(f"Written to {place}")
+    try:
+        comparison_figure(rows, place / "comparison.png", "validation" if base.validation else "test")
+        console.print(f"The picture is {place / 'comparison.png'}")
+    except ModuleNotFoundError as missing:
+        console.print(f"No picture: {escape(str(missing))}")
 
 
 @app.command

@@ -197,15 +197,12 @@ class CapsuleProjection(nn.Module):
         sigma, residual = projection.hyper_power_step(self.sigma.to(gram.dtype), gram)
         restart = ~(residual.square().max() <= LARGEST_RESIDUAL)  # a step squares the residual; NaN restarts too
         self.restarts += restart & self.sigma.any()
-        if torch.compiler.is_compiling():
-            sigma = torch.cond(restart, self._exact_sigma, torch.clone, (sigma,))
+        if torch.compiler.is_compiling():  # a graph has no branches: it computes both and chooses
+            sigma = torch.where(restart, projection.normalization_matrix(self.weight, self.eps), sigma)
         elif restart.is_meta or restart:
-            sigma = self._exact_sigma(sigma)
+            sigma = projection.normalization_matrix(self.weight, self.eps)
         self.sigma.copy_(sigma)
         return sigma
-
-    def _exact_sigma(self, _: Tensor) -> Tensor:
-        return projection.normalization_matrix(self.weight, self.eps)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Take the authors' layout of the weight, and states that were saved under the other solver."""
