@@ -138,7 +138,8 @@ def _gradients(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Eq. (3) for a batch: `dl/dx (B, d)` and `dl/dW (L, c, d)` from `g (B, L)`, with the z and |v|^2 of x/m."""
     L, c, d = weight.shape
-    t = (g.mT * squared.clamp_min(torch.finfo(squared.dtype).tiny).rsqrt()).unsqueeze(1) * z
+    # In this order the product takes the layout of its first factor, in which classes come first as in z.
+    t = (squared.clamp_min(torch.finfo(squared.dtype).tiny).rsqrt() * g.mT).unsqueeze(1) * z
     t_flat = _cast(t, x.dtype).view(L * c, -1)
     dx = torch.mm(t_flat.mT, _cast(weight, x.dtype).reshape(L * c, d)) if needed[0] else None  # W t
     if not needed[1]:
