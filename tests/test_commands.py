@@ -193,9 +193,14 @@ def npz(path, **changes):
 
 
 def test_an_npz_file_trains(tmp_path):
-    path = npz(tmp_path / "data.npz")
-    done = cappronet("train", "--data", path, "--backbone", "pixels", "--epochs", "2", "--run", tmp_path / "run")
+    npz(tmp_path / "data.npz")
+    (tmp_path / "digits").mkdir()  # a dataset's name stays its name
+    done = cappronet(
+        "train", "--data", "data.npz", "--backbone", "pixels", "--epochs", "2", "--run", "run", cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
+    assert "capsule c=4 on data," in done.stdout
+    assert "50 test images" in cappronet("evaluate", tmp_path / "run").stdout
     assert json.loads((tmp_path / "run" / "config.json").read_text())["num_classes"] == 10
 
 

@@ -44,9 +44,15 @@ if not TYPE_CHECKING:
 
 def _recipe(file: str | None, options: Options | None) -> Recipe:
     """The recipe of a file, or the default one, with the options that were given in its place."""
+    from cappronet.datasets import DATASETS
+
     base = Recipe.from_toml(_recipe_path(file)) if file else Recipe()
     given = {name: value for name, value in vars(options).items() if value is not None} if options else {}
-    return base.changed(**given)
+    chosen = base.changed(**given)
+    path = Path(chosen.data).expanduser()
+    if chosen.data in DATASETS or not path.exists():
+        return chosen
+    return chosen.changed(data=str(path.resolve()))  # a run is read from other folders too
 
 
 @app.command
@@ -111,7 +117,9 @@ def train(
             raise InterruptedError(
                 f"stopped and saved; continue with: cappronet train --resume {place.folder}"
             ) from None
-    console.print(f"{chosen.backbone} with {chosen.head_label} on {chosen.data}, {summary['parameters']:,} parameters")
+    console.print(
+        f"{chosen.backbone} with {chosen.head_label} on {summary['data']}, {summary['parameters']:,} parameters"
+    )
     measured = "validation" if chosen.validation else "test"
     speed = f"{summary['seconds']:.0f} s, {summary['images_per_second']:,.0f} images/s"
     console.print(f"{measured} error [bold]{summary['error']:.2f} %[/bold] after {speed}")

@@ -52,7 +52,7 @@ def progress_bar(console: Console) -> Iterator[Bar]:
 def comparison_table(rows: "list[Row]", recipe: Recipe) -> Table:
     """Mean errors of each backbone with each head, and what they cost."""
     measured = "validation" if recipe.validation else "test"
-    table = Table(title=f"{recipe.data}, {recipe.epochs} epochs", title_justify="left")
+    table = Table(title=f"{rows[0].data}, {recipe.epochs} epochs", title_justify="left")
     for heading in ("backbone", "head", f"{measured} error %", "95 %", "n", "parameters", "seconds"):
         table.add_column(heading, justify="left" if heading in ("backbone", "head") else "right")
     for i, row in enumerate(rows):

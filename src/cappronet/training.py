@@ -154,6 +154,7 @@ class Trainer:
         if recipe.ema and hardware.strategy == "fsdp":
             raise ValueError("a moving average (--ema) needs whole weights in every process: leave it out, or use ddp")
         data = prepare(recipe, hardware.cache)
+        self.data_name = data.name
         self.network = hardware.prepared(build_model(recipe, data), fabric)
         if recipe.channels_last and hardware.strategy != "fsdp":  # FSDP wants parameters in plain order
             self.network.to(memory_format=torch.channels_last)
@@ -245,7 +246,7 @@ class Trainer:
         network = self.trained()
         last = self.lines[-1]
         summary: dict[str, Any] = {
-            "data": self.recipe.data,
+            "data": self.data_name,
             "backbone": self.recipe.backbone,
             "head": self.recipe.head_label,
             "seed": self.recipe.seed,
