@@ -128,6 +128,25 @@ def test_compare_prints_a_table_and_keeps_what_is_done(tmp_path):
     assert "holds a run of another recipe" in refused(cappronet(*command, "--lr", "0.5"))
 
 
+def test_an_interrupted_comparison_goes_on_where_it_was(tmp_path):
+    command = [*PROGRAM, "compare", "--epochs", "12", "--train-size", "600", "--seeds", "2", "--heads", "capsule",
+               "--backbones", "resnet8", "--folder", str(tmp_path / "all")]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("all/*/checkpoint.pt")):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "stopped and saved; the same command goes on from here" in errors
+    assert "Traceback" not in errors
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert all(Run(folder).finished for folder in (tmp_path / "all").iterdir() if folder.is_dir())
+
+
 def test_evaluate_measures_what_training_measured(run):
     done = cappronet("evaluate", run)
     assert done.returncode == 0, done.stderr

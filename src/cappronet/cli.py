@@ -391,6 +391,8 @@ def main() -> None:
         message = str(error).strip().partition("\n")[0] or type(error).__name__
         Console(stderr=True).print(f"[red]error:[/red] {escape(message)}", highlight=False, soft_wrap=True)
         raise SystemExit(130 if isinstance(error, InterruptedError) else 1) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
 
 
 if __name__ == "__main__":

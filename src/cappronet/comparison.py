@@ -2,6 +2,7 @@
 
 import multiprocessing
 import queue
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     **{name: {"head": name, "normalize": False, "scale": "none"} for name in HEADS},
     "capsule-unit": {"head": "capsule", "normalize": True, "scale": "learned"},
 }
+GO_ON = "stopped and saved; the same command goes on from here"
 DEFAULT = ("linear", "group", "capsule", "capsule-unit")
 
 
@@ -65,13 +67,19 @@ def execute(planned: Sequence[Planned], jobs: int, cache: str | None, display: D
     waiting = [run for run in planned if not Run(run.folder).finished]
     if waiting:
         context = multiprocessing.get_context("spawn")
-        with context.Manager() as manager, ProcessPoolExecutor(min(jobs, len(waiting)), context) as pool:
+        workers = ProcessPoolExecutor(min(jobs, len(waiting)), context, _leave_interrupts_to_training)
+        with context.Manager() as manager, workers as pool:
             reports = manager.Queue()
             futures = [pool.submit(_train, i, run, cache, reports) for i, run in enumerate(waiting)]
             try:
                 _follow(futures, waiting, reports, display)
-            except BaseException:
+            except BaseException as error:
+                for worker in multiprocessing.active_children():
+                    if worker.name.startswith("SpawnProcess"):
+                        worker.terminate()  # which a run takes as a request to save
                 pool.shutdown(cancel_futures=True)
+                if isinstance(error, KeyboardInterrupt):
+                    raise InterruptedError(GO_ON) from None
                 raise
     return comparison(Run.open(run.folder).summary for run in planned)
 
@@ -108,4 +116,9 @@ def _train(index: int, planned: Planned, cache: str | None, reports: Any) -> Non
     try:
         train(planned.recipe, run, Hardware(accelerator="cpu", cache=cache), on_progress=report)
     except Interrupted:
-        raise InterruptedError("stopped and saved; the same command goes on from here") from None
+        raise InterruptedError(GO_ON) from None
+
+
+def _leave_interrupts_to_training() -> None:
+    """Ctrl-C reaches every process; a run notes it while it trains, and a waiting worker has nothing to save."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
