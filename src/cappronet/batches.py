@@ -168,7 +168,7 @@ class Batches:
     def _read(self, paths: tuple[Path, ...], epoch: int, shares: Sequence[Tensor]) -> Iterator[Tensor]:
         return iter(
             data.DataLoader(
-                _Files(paths, _transform(self.augmentation), self.seed, epoch),
+                _Files(paths, file_transform(self.augmentation), self.seed, epoch),
                 batch_sampler=[share.tolist() for share in shares],
                 num_workers=self.workers,
                 collate_fn=_stacked,
@@ -217,7 +217,8 @@ class _Files(data.Dataset[Tensor]):
             torch.set_rng_state(state)
 
 
-def _transform(augmentation: Augmentation) -> Any:
+def file_transform(augmentation: Augmentation) -> Any:
+    """From a Pillow image to uint8 (3, 224, 224): the middle of it, or with augmentation a random part."""
     v2 = require("torchvision.transforms.v2", "vision")
     if not augmentation:
         return v2.Compose([v2.Resize(RESIZED), v2.CenterCrop(FILE_SIZE), v2.PILToTensor()])

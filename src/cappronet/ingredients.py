@@ -62,6 +62,7 @@ def build_model(recipe: Recipe, data: Dataset) -> CapProNet:
         head=recipe.head,
         in_channels=data.in_channels,
         image_size=data.image_size,
+        files=data.train.paths is not None,
         dropout=recipe.dropout,
         classes=data.classes,
         mean=mean.tolist(),

@@ -25,7 +25,8 @@ class CapProNet(nn.Module):
         capsule_dim: c, the dimension of each class's subspace.
         head: `"capsule"`, or a control: `"group"`, `"linear"`, `"cosine"`, `"weightnorm"`, `"subcenter"`.
         in_channels: channels of the images.
-        image_size: width of the images; only `pixels` depends on it.
+        image_size: height and width of the images; of the backbones, only `pixels` depends on it.
+        files: whether images were files of any size, whose middle is cut out, or had this size from the start.
         dropout: dropout on the features before the head.
         classes: the names of the classes.
         mean: what was subtracted from each channel, for pixels between 0 and 1.
@@ -47,6 +48,7 @@ class CapProNet(nn.Module):
         head: str = "capsule",
         in_channels: int = 3,
         image_size: int = 32,
+        files: bool = False,
         dropout: float = 0.0,
         classes: Sequence[str] = (),
         mean: Sequence[float] = (),
@@ -61,6 +63,7 @@ class CapProNet(nn.Module):
             "head": head,
             "in_channels": in_channels,
             "image_size": image_size,
+            "files": files,
             "dropout": dropout,
             "classes": list(classes) or [str(i) for i in range(num_classes)],
             "mean": list(mean) or [0.0] * in_channels,

@@ -4,14 +4,16 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from cappronet.extras import require
+from cappronet.batches import Augmentation, file_transform
+from cappronet.datasets import read_image
 from cappronet.heads import CapsuleProjection
 from cappronet.model import CapProNet
 
-__all__ = ["Prediction", "predict_file", "read_image"]
+__all__ = ["Prediction", "predict_file", "prepared"]
 
 
 @dataclass(frozen=True)
@@ -24,27 +26,25 @@ class Prediction:
     angle: float | None
 
 
-def read_image(path: Path, channels: int, size: int) -> Tensor:
-    """An image file as `(C, H, W)` between 0 and 1, scaled to the model's size."""
+def prepared(model: CapProNet, path: Path) -> Tensor:
+    """An image file as the model's own test images are read, `(1, C, H, W)`, normalized."""
+    config = model.config
     if not path.is_file():
         raise FileNotFoundError(f"there is no image file {path}")
-    Image = require("PIL.Image", "train")
-    try:
-        with Image.open(path) as file:
-            image = file.convert("L" if channels == 1 else "RGB").resize((size, size), Image.Resampling.BILINEAR)
-        pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
-    except (OSError, SyntaxError) as error:
-        raise ValueError(f"{path} can't be read as an image: {error}") from None
-    return pixels.view(size, size, channels).permute(2, 0, 1) / 255
+    image = read_image(path, "L" if config["in_channels"] == 1 else "RGB")
+    if config["files"]:
+        pixels = file_transform(Augmentation())(image)
+    else:
+        size = config["image_size"]
+        pixels = torch.from_numpy(np.array(image.resize((size, size)))).view(size, size, -1).permute(2, 0, 1)
+    mean, std = (torch.tensor(config[name])[:, None, None] for name in ("mean", "std"))
+    return ((pixels / 255 - mean) / std).unsqueeze(0)
 
 
 @torch.no_grad()
 def predict_file(model: CapProNet, path: Path) -> Prediction:
     """Classify one image file."""
-    config = model.config
-    image = read_image(path, config["in_channels"], config["image_size"])
-    mean, std = (torch.tensor(config[name])[:, None, None] for name in ("mean", "std"))
-    features = model.features(((image - mean) / std).unsqueeze(0))
+    features = model.features(prepared(model, path))
     scores = model.head(features)[0]
     best = int(scores.argmax())
     angle = None
@@ -52,4 +52,4 @@ def predict_file(model: CapProNet, path: Path) -> Prediction:
         length = model.head.coordinates(features)[0, best].norm()
         whole = 1.0 if model.head.normalize else features.norm().clamp_min(torch.finfo(features.dtype).tiny)
         angle = math.degrees(math.acos(min(1.0, float(length / whole))))
-    return Prediction(config["classes"][best], float(scores.softmax(-1)[best]), float(scores[best]), angle)
+    return Prediction(model.config["classes"][best], float(scores.softmax(-1)[best]), float(scores[best]), angle)
