@@ -31,6 +31,7 @@ ORDER = [
     "comparison",
     "prediction",
     "display",
+    "commands",
     "cli",
 ]
 
