@@ -8,8 +8,10 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from cappronet import projection
 from cappronet.batches import Augmentation, Batches, channel_statistics
-from cappronet.datasets import Dataset, hold_out, load_dataset, take
+from cappronet.datasets import Dataset, Images, hold_out, load_dataset, take
+from cappronet.heads import CapsuleProjection
 from cappronet.model import CapProNet
 from cappronet.recipe import Recipe
 
@@ -20,19 +22,40 @@ __all__ = [
     "learning_rate",
     "moving_average",
     "prepare",
+    "start_head",
     "training_batches",
 ]
+
+# Bases that start from features are found in so many images of each class.
+IMAGES_FOR_START = 50
 
 
 def prepare(recipe: Recipe, cache: str | None = None) -> Dataset:
     """The dataset as the recipe wants it: a part of the training images, and what errors are measured on."""
     data = load_dataset(recipe.data, Path(cache) if cache else None)
+    if recipe.classes:
+        data = _only(data, recipe.classes)
     training, test = data.train, data.test
     if recipe.validation:
         training, test = hold_out(training, recipe.validation, recipe.seed)
     if recipe.train_size:
         training = take(training, recipe.train_size, recipe.seed)
     return Dataset(data.name, data.classes, training, test)
+
+
+def _only(data: Dataset, classes: tuple[int, ...]) -> Dataset:
+    """The images of some classes, which get the numbers 0, 1, ... in the order given."""
+    if len(set(classes)) < len(classes) or not all(0 <= number < len(data.classes) for number in classes):
+        raise ValueError(f"classes must be different numbers from 0 to {len(data.classes) - 1}, got {list(classes)}")
+    new = torch.full((len(data.classes),), -1)
+    new[list(classes)] = torch.arange(len(classes))
+
+    def chosen(images: Images) -> Images:
+        part = images.subset((new[images.labels] >= 0).nonzero()[:, 0])
+        return Images(new[part.labels], part.pixels, part.paths)
+
+    names = tuple(data.classes[number] for number in classes)
+    return Dataset(data.name, names, chosen(data.train), chosen(data.test))
 
 
 def training_batches(recipe: Recipe, data: Dataset, **place: Any) -> Batches:
@@ -55,7 +78,7 @@ def build_model(recipe: Recipe, data: Dataset) -> CapProNet:
     """The model that the recipe describes, for these images, with weights drawn from its seed."""
     mean, std = channel_statistics(data.train)
     torch.manual_seed(recipe.seed)
-    return CapProNet(
+    model = CapProNet(
         recipe.backbone,
         len(data.classes),
         recipe.capsule_dim,
@@ -64,20 +87,48 @@ def build_model(recipe: Recipe, data: Dataset) -> CapProNet:
         image_size=data.image_size,
         files=data.train.paths is not None,
         dropout=recipe.dropout,
+        backbone_dropout=recipe.backbone_dropout,
         classes=data.classes,
         mean=mean.tolist(),
         std=std.tolist(),
         **recipe.head_options(),
     )
+    if isinstance(model.head, CapsuleProjection):
+        start_head(recipe, model, data)
+    return model
+
+
+@torch.no_grad()
+def start_head(recipe: Recipe, model: CapProNet, data: Dataset) -> None:
+    """Bases and scale as the recipe wants them at the start; bases from features need some images of every class."""
+    head = model.head
+    assert isinstance(head, CapsuleProjection)
+    if isinstance(head.scale, torch.Tensor) and recipe.scale_start:
+        head.scale.fill_(recipe.scale_start)
+    if recipe.head_start == "uniform":
+        return
+    if recipe.head_start == "features":
+        size = min(len(data.train), IMAGES_FOR_START * len(data.classes))
+        first = Dataset(data.name, data.classes, take(data.train, size, recipe.seed), data.test)
+        batches = training_batches(recipe, first)
+        x, y = map(torch.cat, zip(*((model.features(x), y) for x, y in batches.epoch(0)), strict=True))
+        started = CapsuleProjection.from_features(x, y, recipe.capsule_dim, num_classes=len(data.classes))
+        head.weight.copy_(started.weight)
+    else:
+        head.weight.copy_(projection.bases(head.weight))
 
 
 def build_optimizer(recipe: Recipe, model: CapProNet) -> torch.optim.Optimizer:
-    """SGD or AdamW, with the weight decay that the recipe gives to norms and to the head."""
-    groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+    """SGD or AdamW, with the weight decay and the multiple of the learning rate that the recipe gives to each part."""
+    groups: dict[tuple[bool, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
-        decays = (recipe.decay_head or not name.startswith("head.")) and (recipe.decay_norms or parameter.ndim > 1)
-        groups[decays].append(parameter)
-    settings = [{"params": p, "weight_decay": recipe.weight_decay * d} for d, p in groups.items() if p]
+        in_head = name.startswith("head.")
+        decays = (recipe.decay_head or not in_head) and (recipe.decay_norms or parameter.ndim > 1)
+        groups.setdefault((decays, recipe.head_lr if in_head else 1.0), []).append(parameter)
+    settings = [
+        {"params": parameters, "weight_decay": recipe.weight_decay * decays, "multiple": multiple}
+        for (decays, multiple), parameters in groups.items()
+    ]
     if recipe.optimizer == "adamw":
         return torch.optim.AdamW(settings, lr=recipe.lr)
     nesterov = recipe.nesterov and recipe.momentum > 0
@@ -92,6 +143,8 @@ def moving_average(network: CapProNet, decay: float) -> AveragedModel | None:
 def learning_rate(recipe: Recipe, step: int, steps: int) -> float:
     """The learning rate of step number `step` of `steps`."""
     epoch, done = step * recipe.epochs / steps, step / steps
+    if epoch < recipe.warmup and recipe.warmup_lr:
+        return recipe.warmup_lr
     if epoch < recipe.warmup:
         return recipe.lr * (step + 1) / math.ceil(recipe.warmup * steps / recipe.epochs)
     if recipe.schedule == "onecycle":  # up to the peak at three tenths, then down to zero, each along a cosine

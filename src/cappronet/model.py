@@ -28,6 +28,7 @@ class CapProNet(nn.Module):
         image_size: height and width of the images; of the backbones, only `pixels` depends on it.
         files: whether images were files of any size, whose middle is cut out, or had this size from the start.
         dropout: dropout on the features before the head.
+        backbone_dropout: dropout inside a WideResNet or DenseNet; 0 leaves it as the backbone's name says.
         classes: the names of the classes.
         mean: what was subtracted from each channel, for pixels between 0 and 1.
         std: what each channel was then divided by.
@@ -50,6 +51,7 @@ class CapProNet(nn.Module):
         image_size: int = 32,
         files: bool = False,
         dropout: float = 0.0,
+        backbone_dropout: float = 0.0,
         classes: Sequence[str] = (),
         mean: Sequence[float] = (),
         std: Sequence[float] = (),
@@ -65,12 +67,14 @@ class CapProNet(nn.Module):
             "image_size": image_size,
             "files": files,
             "dropout": dropout,
+            "backbone_dropout": backbone_dropout,
             "classes": list(classes) or [str(i) for i in range(num_classes)],
             "mean": list(mean) or [0.0] * in_channels,
             "std": list(std) or [1.0] * in_channels,
             **head_options,
         }
-        self.backbone = create_backbone(backbone, in_channels, image_size)
+        options: dict[str, Any] = {"dropout": backbone_dropout} if backbone_dropout else {}
+        self.backbone = create_backbone(backbone, in_channels, image_size, **options)
         self.dropout = nn.Dropout(dropout)
         self.head = create_head(head, self.feature_dim, num_classes, capsule_dim, **head_options)
 

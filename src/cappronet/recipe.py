@@ -18,10 +18,13 @@ def _option(default: Any, text: str) -> Any:
 CHOICES = {
     "head": ("capsule", "group", "linear", "cosine", "weightnorm", "subcenter"),
     "solver": ("cholesky", "hyperpower"),
+    "head_start": ("uniform", "orthonormal", "features"),
     "optimizer": ("sgd", "adamw"),
     "schedule": ("onecycle", "cosine", "multistep", "step", "constant"),
     "precision": ("32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true"),
 }
+
+AMOUNTS = ("train_size", "validation", "eps", "weight_decay", "warmup", "clip_norm", "padding", "seed")
 
 
 @dataclass(frozen=True)
@@ -31,22 +34,29 @@ class Recipe:
     data: str = _option(
         "digits", "Dataset by name, or a path: a folder of images by class, or an .npz in Keras layout."
     )
+    classes: tuple[int, ...] = _option((), "Keep only these classes, by their numbers.")
     train_size: int = _option(0, "Train on this many images, the same share of every class; 0 takes all.")
     validation: int = _option(
         0, "Hold out this many training images and measure errors on them instead of the test set."
     )
     backbone: str = _option("resnet8", "Backbone by name: one of ours (cappronet list backbones), or any of timm's.")
+    backbone_dropout: float = _option(0.0, "Dropout inside a WideResNet or DenseNet; 0 leaves it as its name says.")
     head: str = _option("capsule", "Head by name: capsule, group, linear, cosine, weightnorm, subcenter.")
     capsule_dim: int = _option(4, "Dimension c of each class's subspace, or neurons or centres for each class.")
     normalize: bool = _option(False, "Capsule head: project features of length 1.")
     scale: float | str = _option("none", "Capsule head: multiply lengths by a number, or 'learned', or 'none'.")
+    scale_start: float = _option(0.0, "Where a learned scale starts; 0: at 16 with unit features, else at 1.")
     solver: str = _option("cholesky", "Capsule head: how the normalization matrix is found: cholesky or hyperpower.")
     eps: float = _option(0.0, "Capsule head: ridge added to W'W; the authors ran 1e-4 and 1e-7.")
+    head_start: str = _option(
+        "uniform", "Capsule head: first bases: uniform, orthonormal, or by SVD of the first images' features."
+    )
     dropout: float = _option(0.0, "Dropout on the features before the head.")
     epochs: int = _option(30, "Passes over the training images.")
     batch_size: int = _option(128, "Images in a step, over all processes.")
     optimizer: str = _option("sgd", "sgd or adamw.")
     lr: float = _option(0.1, "Largest learning rate.")
+    head_lr: float = _option(1.0, "The head's learning rate as a multiple of the backbone's.")
     momentum: float = _option(0.9, "SGD: momentum.")
     nesterov: bool = _option(True, "SGD: Nesterov momentum.")
     weight_decay: float = _option(5e-4, "Weight decay.")
@@ -57,6 +67,7 @@ class Recipe:
     step_epochs: int = _option(30, "step: multiply the learning rate by gamma after every so many epochs.")
     gamma: float = _option(0.1, "multistep and step: the factor.")
     warmup: float = _option(0.0, "Raise the learning rate linearly over this many epochs at the start.")
+    warmup_lr: float = _option(0.0, "Keep this learning rate during the warm-up instead of raising it.")
     label_smoothing: float = _option(0.0, "Share of the target spread over all classes.")
     clip_norm: float = _option(0.0, "Clip the gradient to this norm; 0 does not.")
     ema: float = _option(
@@ -67,6 +78,7 @@ class Recipe:
     channels_last: bool = _option(True, "Keep images channels-last in memory, which is faster for convolutions.")
     precision: str = _option("32-true", "Arithmetic: 32-true, bf16-mixed, 16-mixed, bf16-true or 64-true.")
     compile: bool = _option(False, "Compile the model with torch.compile.")
+    evaluate_every: int = _option(1, "Measure errors after every so many epochs, and after the last.")
     seed: int = _option(0, "Decides the starting weights, the order of the images and the augmentation.")
 
     def __post_init__(self) -> None:
@@ -79,13 +91,13 @@ class Recipe:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}{_nearest(value, allowed)}")
         if isinstance(self.scale, str) and self.scale not in ("none", "learned"):
             raise ValueError(f"scale must be a number, 'learned' or 'none', got {self.scale!r}")
-        for name in ("epochs", "batch_size", "capsule_dim", "step_epochs"):
+        for name in ("epochs", "batch_size", "capsule_dim", "step_epochs", "evaluate_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("train_size", "validation", "eps", "weight_decay", "warmup", "clip_norm", "padding", "lr", "seed"):
+        for name in (*AMOUNTS, "lr", "head_lr", "warmup_lr", "scale_start"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
-        for name in ("momentum", "dropout", "label_smoothing", "ema"):
+        for name in ("momentum", "dropout", "backbone_dropout", "label_smoothing", "ema"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 0 and below 1, got {getattr(self, name)}")
 

@@ -210,7 +210,7 @@ class Trainer:
         """One update. Whatever it draws at random depends on the seed, the step and the rank alone."""
         torch.manual_seed(mixed_seed("step", self.recipe.seed, self.step, self.fabric.global_rank))
         for group in self.raw_optimizer.param_groups:
-            group["lr"] = learning_rate(self.recipe, self.step, self.steps)
+            group["lr"] = learning_rate(self.recipe, self.step, self.steps) * group["multiple"]
         loss = F.cross_entropy(self.model(x), y, label_smoothing=self.recipe.label_smoothing)
         self.fabric.backward(loss)
         if self.recipe.clip_norm:
@@ -223,18 +223,20 @@ class Trainer:
         self.step += 1
 
     def finish_epoch(self) -> None:
-        """Measure the errors and write the epoch's line."""
+        """Measure the errors, where the recipe wants it, and write the epoch's line."""
         self.check_loss()
-        scores, labels = evaluation.predict(self.average or self.model, self.test_batches.epoch(0))
-        scores, labels = self.gathered(scores), self.gathered(labels)
+        epoch = self.step // len(self.batches)
         line = {
-            "epoch": self.step // len(self.batches),
+            "epoch": epoch,
             "step": self.step,
-            "lr": self.raw_optimizer.param_groups[0]["lr"],
+            "lr": learning_rate(self.recipe, self.step - 1, self.steps),
             "train_loss": self.loss_sum.item() / len(self.batches),
-            **dict(evaluation.classification_metrics(scores, labels)),
-            "seconds": round(self.seconds, 3),
         }
+        if epoch % self.recipe.evaluate_every == 0 or epoch == self.recipe.epochs:
+            scores, labels = evaluation.predict(self.average or self.model, self.test_batches.epoch(0))
+            scores, labels = self.gathered(scores), self.gathered(labels)
+            line |= dict(evaluation.classification_metrics(scores, labels))
+        line["seconds"] = round(self.seconds, 3)
         self.loss_sum.zero_()
         self.lines.append(line)
         if self.fabric.is_global_zero:
@@ -251,7 +253,7 @@ class Trainer:
             "head": self.recipe.head_label,
             "seed": self.recipe.seed,
             **{name: last[name] for name in ("error", "error_top5", "loss", "calibration_error") if name in last},
-            "best_error": min(line["error"] for line in self.lines),
+            "best_error": min(self.errors()),
             "train_loss": last["train_loss"],
             "parameters": sum(p.numel() for p in network.parameters()),
             "head_parameters": sum(p.numel() for p in network.head.parameters()),
@@ -339,9 +341,13 @@ class Trainer:
             return
         done = self.step % len(self.batches)
         loss = self.loss_sum.item() / done if done else (self.lines[-1]["train_loss"] if self.lines else math.nan)
-        error = self.lines[-1]["error"] if self.lines else None
+        error = self.errors()[-1] if self.errors() else None
         epoch = min(self.step // len(self.batches) + 1, self.recipe.epochs)
         self.on_progress(Progress(self.step, self.steps, epoch, self.recipe.epochs, loss, images_per_second, error))
+
+    def errors(self) -> list[float]:
+        """The errors measured so far."""
+        return [line["error"] for line in self.lines if "error" in line]
 
     def must_stop(self) -> bool:
         """Whether any process was asked to stop."""

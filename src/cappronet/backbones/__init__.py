@@ -67,7 +67,10 @@ def create_backbone(
         raise ValueError(f"there are no pretrained weights for {name!r}, only for timm's backbones")
     if constructor is Pixels:
         options["image_size"] = image_size
-    return constructor(in_channels=in_channels, **options)
+    try:
+        return constructor(in_channels=in_channels, **options)
+    except TypeError as error:
+        raise ValueError(f"{name} does not take {', '.join(options)}: {error}") from None
 
 
 def _from_timm(name: str, **options: Any) -> nn.Module:
