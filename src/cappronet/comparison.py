@@ -7,14 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cappronet.heads import HEADS
 from cappronet.recipe import Recipe
-from cappronet.results import Row, comparison
 from cappronet.runs import Run
 
-__all__ = ["DEFAULT", "VARIANTS", "Planned", "execute", "plan"]
+if TYPE_CHECKING:
+    from cappronet.training import Hardware
+
+__all__ = ["DEFAULT", "VARIANTS", "Display", "Planned", "check", "execute", "plan"]
 
 # What each name on the command line changes in the recipe.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
@@ -56,23 +58,28 @@ def plan(base: Recipe, backbones: Sequence[str], heads: Sequence[str], seeds: in
         for head in heads
         for seed in range(seeds)
     ]
-    for run in planned:
-        if run.folder.exists() and Run.open(run.folder).recipe != run.recipe:
-            raise FileExistsError(f"{run.folder} holds a run of another recipe; choose another --folder")
+    check(planned)
     return planned
 
 
-def execute(planned: Sequence[Planned], jobs: int, cache: str | None, display: Display) -> list[Row]:
-    """Train what is not finished, several runs at a time with one thread each, and gather all results."""
+def check(planned: Sequence[Planned]) -> None:
+    """Refuse folders that hold something else."""
+    for run in planned:
+        if run.folder.exists() and Run.open(run.folder).recipe != run.recipe:
+            raise FileExistsError(f"{run.folder} holds a run of another recipe; choose another --folder")
+
+
+def execute(planned: Sequence[Planned], jobs: int, hardware: "Hardware", display: Display, text: str = "run") -> None:
+    """Train what is not finished, several runs at a time with one thread each."""
     waiting = [run for run in planned if not Run(run.folder).finished]
     if waiting:
         context = multiprocessing.get_context("spawn")
         workers = ProcessPoolExecutor(min(jobs, len(waiting)), context, _leave_interrupts_to_training)
         with context.Manager() as manager, workers as pool:
             reports = manager.Queue()
-            futures = [pool.submit(_train, i, run, cache, reports) for i, run in enumerate(waiting)]
+            futures = [pool.submit(_train, i, run, hardware, reports) for i, run in enumerate(waiting)]
             try:
-                _follow(futures, waiting, reports, display)
+                _follow(futures, reports, display, text)
             except BaseException as error:
                 for worker in multiprocessing.active_children():
                     if worker.name.startswith("SpawnProcess"):
@@ -81,12 +88,9 @@ def execute(planned: Sequence[Planned], jobs: int, cache: str | None, display: D
                 if isinstance(error, KeyboardInterrupt):
                     raise InterruptedError(GO_ON) from None
                 raise
-    return comparison(Run.open(run.folder).summary for run in planned)
 
 
-def _follow(
-    futures: Sequence["Future[None]"], waiting: Sequence[Planned], reports: "queue.Queue[Any]", display: Display
-) -> None:
+def _follow(futures: Sequence["Future[None]"], reports: "queue.Queue[Any]", display: Display, text: str) -> None:
     """Show progress until every run is done; the first error ends it."""
     shares: dict[int, float] = {}
     while not all(future.done() for future in futures):
@@ -100,21 +104,21 @@ def _follow(
                 if future.done():
                     future.result()
         done = sum(future.done() for future in futures)
-        text = f"run {min(done + 1, len(futures))}/{len(futures)}"
-        display.count(text, int(1000 * sum(shares.values())), 1000 * len(waiting))
+        now = f"{text} {min(done + 1, len(futures))}/{len(futures)}"
+        display.count(now, int(1000 * sum(shares.values())), 1000 * len(futures))
 
 
-def _train(index: int, planned: Planned, cache: str | None, reports: Any) -> None:
+def _train(index: int, planned: Planned, hardware: "Hardware", reports: Any) -> None:
     """One run in a worker process."""
     import torch
 
-    from cappronet.training import Hardware, Interrupted, train
+    from cappronet.training import Interrupted, train
 
     torch.set_num_threads(1)
     run = Run(planned.folder)
     report: Callable[[Any], None] = lambda now: reports.put((index, now.step / now.steps))  # noqa: E731
     try:
-        train(planned.recipe, run, Hardware(accelerator="cpu", cache=cache), on_progress=report)
+        train(planned.recipe, run, hardware, on_progress=report)
     except Interrupted:
         raise InterruptedError(GO_ON) from None
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
-__all__ = ["CHOICES", "Recipe"]
+__all__ = ["CHOICES", "Recipe", "shipped"]
 
 
 def _option(default: Any, text: str) -> Any:
@@ -159,6 +159,12 @@ class Recipe:
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ValueError(f"{path} is not a TOML file: {error}") from None
         return cls.from_dict(values, str(path))
+
+
+def shipped(path: str) -> Path:
+    """A file or folder of the project that ships with it: in the installed package, or in the checkout it runs from."""
+    inside = Path(__file__).parent / path
+    return inside if inside.exists() else Path(__file__).parents[2] / path
 
 
 def _converted(name: str, value: Any) -> Any:

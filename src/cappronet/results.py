@@ -1,4 +1,4 @@
-"""From run folders to tables: means over seeds with their intervals."""
+"""From run folders to tables: means over seeds with their intervals, and differences to the linear head."""
 
 import dataclasses
 import json
@@ -15,12 +15,12 @@ from cappronet.runs import environment, write_atomically
 if TYPE_CHECKING:
     from cappronet.recipe import Recipe
 
-__all__ = ["Row", "comparison", "interval", "markdown", "read_rows", "write_rows"]
+__all__ = ["Difference", "Row", "comparison", "difference", "interval", "markdown", "read_rows", "write_rows"]
 
 
 @dataclass(frozen=True)
 class Row:
-    """The runs of one backbone with one head."""
+    """The runs of one backbone with one head, an entry for each seed."""
 
     data: str
     backbone: str
@@ -28,6 +28,9 @@ class Row:
     errors: tuple[float, ...]
     parameters: int
     seconds: float
+    seeds: tuple[int, ...] = ()
+    best_errors: tuple[float, ...] = ()
+    published: float | None = None
 
     @property
     def mean(self) -> float:
@@ -40,12 +43,34 @@ class Row:
         return interval(self.errors)
 
 
+@dataclass(frozen=True)
+class Difference:
+    """How much higher one head's error is than another's on the same seeds, and Student's paired test of it."""
+
+    mean: float
+    half_width: float
+    p: float
+    n: int
+
+
 def interval(values: Sequence[float]) -> float:
     """Half of the 95 % interval of the mean, by Student's t."""
     if len(values) < 2:
         return math.inf
     student = require("scipy.stats", "train").t
     return float(student.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def difference(row: Row, control: Row) -> Difference | None:
+    """The paired difference over the seeds that both have; None where fewer than two are shared."""
+    ours, theirs = dict(zip(row.seeds, row.errors, strict=True)), dict(zip(control.seeds, control.errors, strict=True))
+    gaps = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
+    if len(gaps) < 2:
+        return None
+    if len(set(gaps)) == 1:  # no spread: the test has nothing to divide by
+        return Difference(gaps[0], 0.0, float(gaps[0] == 0), len(gaps))
+    test = require("scipy.stats", "train").ttest_1samp(gaps, 0.0)
+    return Difference(statistics.mean(gaps), interval(gaps), float(test.pvalue), len(gaps))
 
 
 def comparison(summaries: Iterable[dict[str, Any]]) -> list[Row]:
@@ -59,6 +84,8 @@ def comparison(summaries: Iterable[dict[str, Any]]) -> list[Row]:
             errors=tuple(run["error"] for run in group),
             parameters=group[0]["parameters"],
             seconds=statistics.mean(run["seconds"] for run in group),
+            seeds=tuple(run["seed"] for run in group),
+            best_errors=tuple(run["best_error"] for run in group),
         )
         for key, group in groups.items()
     ]
@@ -73,7 +100,14 @@ def write_rows(rows: Sequence[Row], recipe: "Recipe", path: Path) -> None:
 def read_rows(path: Path) -> list[Row]:
     """The rows of a file that `write_rows` wrote."""
     content = json.loads(path.read_text(encoding="utf-8"))
-    return [Row(**{**row, "errors": tuple(row["errors"])}) for row in content["rows"]]
+    return [row_from(values) for values in content["rows"]]
+
+
+def row_from(values: dict[str, Any]) -> Row:
+    """A row as JSON holds it; what else stands beside its values is left out."""
+    names = {field.name for field in dataclasses.fields(Row)}
+    plain: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items() if name in names}
+    return Row(**plain)
 
 
 def markdown(rows: Sequence[Row]) -> str:

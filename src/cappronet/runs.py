@@ -83,6 +83,11 @@ class Run:
             )
         return json.loads((self.folder / "summary.json").read_text(encoding="utf-8"))
 
+    @property
+    def environment(self) -> dict[str, Any]:
+        """What the run ran on."""
+        return json.loads((self.folder / "environment.json").read_text(encoding="utf-8"))
+
     def write_json(self, name: str, values: Any) -> None:
         """Write a JSON file in one piece."""
         write_atomically(self.folder / name, (json.dumps(values, indent=1) + "\n").encode())

@@ -2,7 +2,8 @@
 
 from typing import Literal
 
-from cappronet.commands.shared import console, recipe_folder
+from cappronet.commands.shared import console
+from cappronet.recipe import shipped
 
 __all__ = ["list_"]
 
@@ -38,5 +39,5 @@ def _names(kind: str) -> list[str]:
         from cappronet.heads import HEADS
 
         return list(HEADS)
-    root = recipe_folder()
-    return [str(path.relative_to(root).with_suffix("")) for path in sorted(root.rglob("*.toml"))]
+    root = shipped("recipes")
+    return [str(path.relative_to(root).with_suffix("")) for path in sorted(root.glob("*/*.toml"))]

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 from cyclopts import Parameter
 from rich.console import Console
 
-from cappronet.recipe import Recipe
+from cappronet.recipe import Recipe, shipped
 
 if TYPE_CHECKING:
     Options = Any
 
-__all__ = ["FIRST", "Options", "chosen_recipe", "console", "folder_name", "recipe_folder", "slug"]
+__all__ = ["FIRST", "Options", "chosen_recipe", "console", "folder_name", "slug"]
 
 # A run of many processes speaks with one voice.
 FIRST = not any(int(os.environ.get(name, "0")) for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID"))
@@ -49,15 +49,9 @@ def chosen_recipe(file: str | None, options: Options | None) -> Recipe:
     return chosen.changed(data=str(path.resolve()))  # a run is read from other folders too
 
 
-def recipe_folder() -> Path:
-    """The shipped recipes: in the installed package, or in the checkout it runs from."""
-    inside = Path(__file__).parents[1] / "recipes"
-    return inside if inside.is_dir() else Path(__file__).parents[3] / "recipes"
-
-
 def _recipe_path(name: str) -> Path:
-    shipped = recipe_folder() / f"{name}.toml"
-    return shipped if shipped.is_file() else Path(name)
+    path = shipped(f"recipes/{name}.toml")
+    return path if path.is_file() else Path(name)
 
 
 def slug(text: str) -> str:

@@ -119,7 +119,10 @@ def compare(
     """
     from cappronet import comparison
     from cappronet.figures import comparison_figure
+    from cappronet.results import comparison as gathered
     from cappronet.results import write_rows
+    from cappronet.runs import Run
+    from cappronet.training import Hardware
 
     base = chosen_recipe(recipe, options)
     given = recipe is not None or (options is not None and options.backbone is not None)
@@ -127,7 +130,9 @@ def compare(
     place = folder or Path("runs") / f"compare-{slug(base.data)}"
     plan = comparison.plan(base, chosen, heads or list(comparison.DEFAULT), seeds, place)
     with progress_bar(console) as show:
-        rows = comparison.execute(plan, jobs or os.cpu_count() or 1, str(cache) if cache else None, show)
+        hardware = Hardware(accelerator="cpu", cache=str(cache) if cache else None)
+        comparison.execute(plan, jobs or os.cpu_count() or 1, hardware, show)
+    rows = gathered(Run.open(run.folder).summary for run in plan)
     console.print(comparison_table(rows, base))
     write_rows(rows, base, place / "comparison.json")
     console.print(f"Written to {place}")

@@ -1,0 +1,182 @@
+"""`reproduce`: the paper's tables and figures, from recipes anyone can run."""
+
+import os
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+from rich.table import Table
+
+from cappronet.commands.shared import console
+from cappronet.display import progress_bar
+
+if TYPE_CHECKING:
+    from cappronet.reproduction import Entry
+    from cappronet.training import Hardware
+
+__all__ = ["reproduce"]
+
+What = Literal["table1", "table2", "table3", "settings", "overhead", "figure1", "figure2"]
+
+
+def reproduce(
+    what: What,
+    /,
+    *,
+    scale: Literal["paper", "cpu"] = "cpu",
+    seeds: int | None = None,
+    only: Annotated[list[str] | None, Parameter(negative="")] = None,
+    cifar10: Path | None = None,
+    folder: Path = Path("runs/reproduce"),
+    output: Path = Path("results"),
+    jobs: int | None = None,
+    accelerator: str = "auto",
+    cache: Path | None = None,
+) -> None:
+    """Run what a table or figure of the paper needs, with a linear head beside it, and print it.
+
+    What is finished is kept, what was cut off goes on, what is missing is run. The reported error is the last epoch's;
+    the best test epoch stands beside it. Settings with tries are chosen on held-out training images.
+
+    Parameters
+    ----------
+    what
+        table1: error rates with each backbone. table2: ImageNet. table3: grouped neurons against capsules. settings:
+        one change of the head at a time. overhead: parameters and time that each head adds. figure1: a gradient step
+        of the layer. figure2: the plane of each class's capsules.
+    scale
+        paper: the paper's networks and schedules, for GPUs. cpu: the same comparison where two cores suffice.
+    seeds
+        Runs of each row; by default as many as the table asks for.
+    only
+        Only rows whose recipe or head contains this; can be given several times.
+    cifar10
+        CIFAR-10 as an .npz file with x_train, y_train, x_test, y_test; by default it is downloaded.
+    folder
+        Where the runs go.
+    output
+        Where the result file and pictures go.
+    jobs
+        Runs at the same time, with one thread each. By default one for each core, or one on a GPU.
+    accelerator
+        Where to train: auto, cpu, cuda, mps. auto is the CPU at the scale cpu.
+    cache
+        Folder of downloaded datasets.
+    """
+    if seeds is not None and seeds < 1:
+        raise ValueError(f"--seeds must be at least 1, got {seeds}")
+    if cifar10 is not None and not cifar10.is_file():
+        raise FileNotFoundError(
+            f"there is no file {cifar10}; --cifar10 takes an .npz with x_train, y_train, x_test, y_test"
+        )
+    if what == "overhead":
+        _overhead(only or (), output)
+        return
+    output.mkdir(parents=True, exist_ok=True)
+    if what == "figure1":
+        from cappronet.paper_figures import gradient_step
+
+        gradient_step(output / "figure1.png")
+        console.print(f"Written to {output / 'figure1.png'}, and a dark one beside it")
+        return
+    from cappronet import reproduction
+    from cappronet.training import Hardware
+
+    chosen = "cpu" if accelerator == "auto" and scale == "cpu" else accelerator
+    hardware = Hardware(accelerator=chosen, cache=str(cache) if cache else None)
+    at_once = jobs or ((os.cpu_count() or 1) if chosen == "cpu" else 1)
+    source = str(cifar10.resolve()) if cifar10 else None
+    table = "table3" if what == "figure2" else what
+    entries = reproduction.entries(table, scale, seeds=seeds, only=only or (), cifar10=source)
+    if what == "figure2":
+        _planes([entry for entry in entries if entry.label == "capsule c=2"], folder, output, hardware)
+    else:
+        _table(table, scale, entries, folder, output, at_once, hardware)
+
+
+def _table(
+    table: str, scale: str, entries: "Sequence[Entry]", folder: Path, output: Path, jobs: int, hardware: "Hardware"
+) -> None:
+    """Group by group, so that what is there is shown and written before the next begins."""
+    from cappronet import reproduction
+    from cappronet.paper_figures import error_over_dimension, error_over_epochs
+
+    final: list[Entry] = []
+    found: list[dict[str, Any]] = []
+    for group, members in groupby(entries, key=lambda entry: entry.group):
+        final += _runs(group, list(members), folder, jobs, hardware)
+        found = reproduction.rows(final, folder)
+        path = reproduction.write(table, scale, found, output)
+        console.print(_shown(f"{table}, {group}", [row for row in found if row["group"] == group]))
+    console.print(f"Written to {path}")
+    pictures = {"epochs": error_over_epochs, "c": error_over_dimension}
+    try:
+        for name, draw in pictures.items():
+            draw(found, path.with_name(f"{path.stem}-{name}.png"))
+        console.print(f"Pictures: {', '.join(f'{path.stem}-{name}.png' for name in pictures)} beside it")
+    except ModuleNotFoundError as missing:
+        console.print(f"No pictures: {missing}", markup=False)
+
+
+def _runs(group: str, entries: "list[Entry]", folder: Path, jobs: int, hardware: "Hardware") -> "list[Entry]":
+    """Tries first, then the runs with what they chose."""
+    from cappronet import reproduction
+    from cappronet.comparison import check, execute
+
+    with progress_bar(console) as show:
+        tries = reproduction.plan_tries(entries, folder)
+        check(tries)
+        execute(tries, jobs, hardware, show, f"{group}: try")
+        entries = [reproduction.chosen(entry, folder) for entry in entries]
+        runs = reproduction.plan(entries, folder)
+        check(runs)
+        execute(runs, jobs, hardware, show, f"{group}: run")
+    return entries
+
+
+def _shown(title: str, found: list[dict[str, Any]]) -> Table:
+    from cappronet import reproduction
+
+    table = Table(title=title, title_justify="left")
+    lines = reproduction.cells(found)
+    for number, heading in enumerate(reproduction.COLUMNS):
+        table.add_column(heading, justify="left" if number < 3 else "right")
+    for line in lines:
+        table.add_row(*line)
+    return table
+
+
+def _planes(entries: "list[Entry]", folder: Path, output: Path, hardware: "Hardware") -> None:
+    """Figure 2 for each group that has capsules of two dimensions, with its first seed."""
+    import dataclasses
+
+    from cappronet.capsule_planes import draw
+
+    if not entries:
+        raise ValueError("figure2 needs a row with capsule c=2; leave --only out, or let it keep one")
+    for entry in entries:
+        first = dataclasses.replace(entry, seeds=1)
+        (chosen,) = _runs(entry.group, [first], folder, 1, hardware)
+        with progress_bar(console) as show:
+            paths = draw(chosen.first_run(folder), output / f"figure2-{entry.group}.png", hardware.cache, show)
+        console.print(f"Written to {' and '.join(map(str, paths))}, and dark ones beside them")
+
+
+def _overhead(only: Sequence[str], output: Path) -> None:
+    from cappronet import overhead
+    from cappronet.benchmark import write
+
+    backbones = [name for name in overhead.BACKBONES if not only or any(word in name for word in only)]
+    if not backbones:
+        raise ValueError(f"no backbone has {' or '.join(only)}; there are {', '.join(overhead.BACKBONES)}")
+    output.mkdir(parents=True, exist_ok=True)
+    path = output / "overhead.json"
+    if path.exists():
+        raise FileExistsError(f"{path} exists and is left as it is; choose another --output")
+    with progress_bar(console) as show:
+        found: Mapping[str, Any] = overhead.run(backbones, on_round=show.count)
+    console.print(overhead.table(found))
+    write(found, path)
+    console.print(f"Written to {path}")
