@@ -7,12 +7,13 @@ from rich.markup import escape
 from cappronet.commands.inventory import list_
 from cappronet.commands.measuring import benchmark
 from cappronet.commands.models import evaluate, predict
+from cappronet.commands.reproducing import reproduce
 from cappronet.commands.training import compare, train
 
 __all__ = ["app", "main"]
 
 app = App(name="cappronet", help="Capsule projection heads: train them, compare them, look inside.")
-for command in (train, compare, evaluate, predict, benchmark):
+for command in (train, compare, evaluate, predict, benchmark, reproduce):
     app.command(command)
 app.command(list_, name="list")
 

@@ -7,6 +7,7 @@ paper they stand in `results/paper.toml`, at the scale of two cores in `recipes/
 
 import dataclasses
 import json
+import re
 import statistics
 import tomllib
 from collections.abc import Sequence
@@ -41,8 +42,7 @@ class Entry:
 
     def folder(self, root: Path) -> Path:
         """Where its runs go, without their seeds."""
-        name = self.label.replace(" c=", "").replace(", ", "-").replace(" ", "-")
-        return root / self.group / name
+        return root / self.group / re.sub(r"\W+", "-", self.label.replace(" c=", ""))
 
     def first_run(self, root: Path) -> Run:
         """The run with seed 0."""
