@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cappronet.extras import require
 from cappronet.heads import CapsuleProjection
-from cappronet.results import row_from
+from cappronet.results import Row, row_from
 
 __all__ = ["capsule_planes", "dark", "error_over_dimension", "error_over_epochs", "gradient_step", "length_histograms"]
 
@@ -171,31 +171,41 @@ def error_over_epochs(found: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def error_over_dimension(found: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """The error of capsules and of grouped neurons over c, with the linear head as a line across."""
-    groups = list(dict.fromkeys(row["group"] for row in found))
+    """The error of capsules and of grouped neurons over c, with the linear head as a line across; a panel a group."""
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for row in found:
+        if row["head"] in ("linear", f"{row['recipe']['head']} c={row['recipe']['capsule_dim']}"):
+            groups.setdefault(row["group"], []).append(row)
+    kept = [part for part in groups.values() if len({row["recipe"]["capsule_dim"] for row in part}) > 1]
+    if not kept:
+        return
 
     def draw(figure: Any) -> None:
-        for panel, group in zip(figure.subplots(1, len(groups), squeeze=False)[0], groups, strict=True):
-            part = [row for row in found if row["group"] == group]
+        for panel, part in zip(figure.subplots(1, len(kept), squeeze=False)[0], kept, strict=True):
             for head in ("capsule", "group"):
-                kept = [r for r in part if r["recipe"]["head"] == head and not r["recipe"]["normalize"]]
-                kept.sort(key=lambda row: row["recipe"]["capsule_dim"])
-                rows = [row_from(dict(row)) for row in kept]
-                widths = [row.half_width if len(row.errors) > 1 else 0 for row in rows]
-                dims = [row["recipe"]["capsule_dim"] for row in kept]
-                panel.errorbar(
-                    dims, [row.mean for row in rows], widths, fmt="o-", color=HEADS[head], capsize=3, label=head
-                )
-            linear = next((row_from(dict(row)) for row in part if row["recipe"]["head"] == "linear"), None)
-            if linear is not None:
-                panel.axhline(linear.mean, color=HEADS["linear"], label="linear")
-                if len(linear.errors) > 1:
-                    low, high = linear.mean - linear.half_width, linear.mean + linear.half_width
-                    panel.axhspan(low, high, color=HEADS["linear"], alpha=0.15, linewidth=0)
+                _dimensions(panel, head, [row for row in part if row["recipe"]["head"] == head])
+            for row in part:
+                if row["head"] == "linear":
+                    _across(panel, row_from(dict(row)))
             panel.set_xscale("log", base=2)
             panel.xaxis.set_major_formatter("{x:.0f}")
             panel.set(xlabel="capsule dimension c", ylabel="test error, %, mean and 95 % interval")
             panel.set_title(f"{part[0]['data']}, {part[0]['backbone']}", loc="left", fontsize=10)
             panel.legend(fontsize=8)
 
-    _draw(path, (4.2 * len(groups), 3.4), draw)
+    _draw(path, (4.2 * len(kept), 3.4), draw)
+
+
+def _dimensions(panel: Any, head: str, part: list[Mapping[str, Any]]) -> None:
+    part.sort(key=lambda row: row["recipe"]["capsule_dim"])
+    rows = [row_from(dict(row)) for row in part]
+    widths = [row.half_width if len(row.errors) > 1 else 0 for row in rows]
+    dims = [row["recipe"]["capsule_dim"] for row in part]
+    panel.errorbar(dims, [row.mean for row in rows], widths, fmt="o-", color=HEADS[head], capsize=3, label=head)
+
+
+def _across(panel: Any, linear: Row) -> None:
+    panel.axhline(linear.mean, color=HEADS["linear"], label="linear")
+    if len(linear.errors) > 1:
+        low, high = linear.mean - linear.half_width, linear.mean + linear.half_width
+        panel.axhspan(low, high, color=HEADS["linear"], alpha=0.15, linewidth=0)

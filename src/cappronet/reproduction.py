@@ -221,13 +221,13 @@ def control(row: dict[str, Any], found: list[dict[str, Any]]) -> dict[str, Any] 
 
 
 COLUMNS = (
-    *("data", "backbone", "head", "published", "error %, last epoch", "95 %", "n", "best test epoch"),
-    *("against linear", "p", "parameters"),
+    *("data", "backbone", "head", "published", "error %, last epoch", "n", "best test epoch", "against linear", "p"),
+    "parameters",
 )
 
 
 def cells(found: list[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """The table that is shown, row by row, as text."""
+    """The table that is shown, row by row, as text: means with their 95 % intervals."""
     lines: list[tuple[str, ...]] = []
     for values in found:
         row, linear = row_from(values), control(values, found)
@@ -238,8 +238,7 @@ def cells(found: list[dict[str, Any]]) -> list[tuple[str, ...]]:
                 row.backbone,
                 row.head,
                 f"{row.published:g}" if row.published is not None else "",
-                f"{row.mean:.2f}",
-                f"± {row.half_width:.2f}" if len(row.errors) > 1 else "",
+                f"{row.mean:.2f}" + (f" ± {row.half_width:.2f}" if len(row.errors) > 1 else ""),
                 str(len(row.errors)),
                 f"{statistics.mean(row.best_errors):.2f}",
                 f"{gap.mean:+.2f} ± {gap.half_width:.2f}" if gap else "",
@@ -250,10 +249,15 @@ def cells(found: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     return lines
 
 
+def filled(lines: list[tuple[str, ...]]) -> list[int]:
+    """The columns that are not empty."""
+    return [i for i in range(len(COLUMNS)) if any(line[i] for line in lines)]
+
+
 def markdown(found: list[dict[str, Any]]) -> str:
-    """The table for a page, without columns that are empty."""
+    """The table for a page."""
     lines = cells(found)
-    kept = [i for i in range(len(COLUMNS)) if any(line[i] for line in lines)]
+    kept = filled(lines)
     text = [f"| {' | '.join(COLUMNS[i] for i in kept)} |", f"|{'|'.join('---' if i < 3 else '--:' for i in kept)}|"]
     text += [f"| {' | '.join(line[i] for i in kept)} |" for line in lines]
     return "\n".join(text)

@@ -115,7 +115,7 @@ def _table(
     try:
         for name, draw in pictures.items():
             draw(found, path.with_name(f"{path.stem}-{name}.png"))
-        console.print(f"Pictures: {', '.join(f'{path.stem}-{name}.png' for name in pictures)} beside it")
+        console.print("Pictures of error over epochs, and over c where there are several, are beside it")
     except ModuleNotFoundError as missing:
         console.print(f"No pictures: {missing}", markup=False)
 
@@ -139,12 +139,13 @@ def _runs(group: str, entries: "list[Entry]", folder: Path, jobs: int, hardware:
 def _shown(title: str, found: list[dict[str, Any]]) -> Table:
     from cappronet import reproduction
 
-    table = Table(title=title, title_justify="left")
     lines = reproduction.cells(found)
-    for number, heading in enumerate(reproduction.COLUMNS):
-        table.add_column(heading, justify="left" if number < 3 else "right")
+    table = Table(title=f"{title}: {lines[0][1]} on {lines[0][0]}", title_justify="left")
+    kept = [i for i in reproduction.filled(lines) if i > 1]
+    for i in kept:
+        table.add_column(reproduction.COLUMNS[i], justify="left" if i == 2 else "right", no_wrap=i == 2)
     for line in lines:
-        table.add_row(*line)
+        table.add_row(*(line[i] for i in kept))
     return table
 
 

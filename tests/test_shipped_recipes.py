@@ -1,0 +1,91 @@
+"""Every shipped recipe is built at full size and trained for a step; the paper's have the paper's parameters."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from cappronet.datasets import Dataset, Images
+from cappronet.ingredients import build_model, build_optimizer, learning_rate
+from cappronet.recipe import Recipe, shipped
+
+ROOT = shipped("recipes")
+NAMES = sorted(str(path.relative_to(ROOT).with_suffix("")) for path in ROOT.glob("*/*.toml"))
+PAPER = tomllib.loads(shipped("results/paper.toml").read_text())
+ROWS = [(table, row) for table, rows in PAPER.items() for row in rows]
+SHAPES = {"digits": (1, 8, 10), "cifar10": (3, 32, 10), "cifar100": (3, 32, 100), "svhn_extra": (3, 32, 10)}
+# What one head may have that another has not.
+OF_THE_HEAD = {"head", "capsule_dim", "eps"}
+
+
+def images_like(name):
+    """Two random images of a dataset's shape, with all of its classes."""
+    channels, size, classes = SHAPES.get(name, (3, 224, 1000))
+    pixels = torch.randint(0, 256, (2, channels, size, size), dtype=torch.uint8)
+    images = Images(torch.tensor([0, classes - 1]), pixels)
+    return Dataset(name, tuple(str(i) for i in range(classes)), images, images)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_is_built_and_makes_a_step(name):
+    if "imagenet" in name:
+        pytest.importorskip("timm")
+    recipe = Recipe.from_toml(ROOT / f"{name}.toml")
+    data = images_like(recipe.data)
+    model = build_model(recipe, data)
+    optimizer = build_optimizer(recipe, model)
+    before = [p.detach().clone() for p in model.head.parameters()]
+    x = data.train.pixels.float() / 255
+    loss = F.cross_entropy(model(x), data.train.labels)
+    loss.backward()
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate(recipe, 0, 100)
+    optimizer.step()
+    assert torch.isfinite(loss)
+    assert any(not torch.equal(old, new) for old, new in zip(before, model.head.parameters(), strict=True))
+    # The paper's column counts the backbone with a linear layer for ten classes, whatever the head and the dataset.
+    parameters = sum(p.numel() for p in model.backbone.parameters()) + 10 * (model.feature_dim + 1)
+    for _, row in ROWS:
+        if row["recipe"] == name and "parameters" in row:
+            digits = len(row["parameters"].partition(".")[2]) - 1
+            assert f"{parameters / 1e6:.{digits}f}M" == row["parameters"]
+
+
+def test_every_row_of_the_paper_has_its_recipe_and_every_recipe_its_row():
+    assert {row["recipe"] for _, row in ROWS} == {name for name in NAMES if name.startswith("paper/")}
+    assert {table: len(rows) for table, rows in PAPER.items()} == {"table1": 43, "table2": 8, "table3": 7}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_says_what_it_is(name):
+    header = (ROOT / f"{name}.toml").read_text().partition("\n\n")[0]
+    assert all(line.startswith("#") for line in header.splitlines())
+    assert f"cappronet train --recipe {name}\n" in header + "\n"
+    assert "# Time: " in header
+    for table, row in ROWS:
+        if row["recipe"] == name:
+            text = header.replace("\n# ", " ")
+            assert f"Table {table[-1]}" in text
+            assert f"{row['published']} %" in text
+
+
+def test_heads_of_a_group_share_everything_else():
+    groups = {}
+    for name in NAMES:
+        if name.startswith("paper/") and not name.endswith("-he"):
+            groups.setdefault(name.rpartition("-")[0], []).append(Recipe.from_toml(ROOT / f"{name}.toml").to_dict())
+    assert len(groups) == 15
+    for recipes in groups.values():
+        assert {recipe["head"] for recipe in recipes} >= {"linear", "capsule"}
+        shared = [{k: v for k, v in recipe.items() if k not in OF_THE_HEAD} for recipe in recipes]
+        assert all(values == shared[0] for values in shared)
+
+
+def test_tables_at_the_scale_of_two_cores_have_their_recipes_and_a_control():
+    tables = tomllib.loads((ROOT / "cpu.toml").read_text())
+    for entry in [entry for entries in tables.values() for entry in entries]:
+        assert Path(entry["recipe"]).parent.name == "cpu"
+        assert entry["recipe"] in NAMES
+        assert {"head": "linear"} in entry["heads"]
