@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cappronet import reproduction
 from cappronet.commands.reproducing import reproduce
+from cappronet.reproduction import tables
 
 RECIPE = """# Tiny.
 data = "digits"
@@ -30,10 +30,10 @@ heads = [{ head = "linear" }, { head = "capsule", capsule_dim = 2 }]
 PROGRAM = """
 import sys
 from pathlib import Path
-from cappronet import reproduction
+from cappronet.reproduction import tables
 from cappronet.cli import app, main
 if __name__ == "__main__":
-    reproduction.shipped = lambda path: Path(sys.argv[1]) / path
+    tables.shipped = lambda path: Path(sys.argv[1]) / path
     app(sys.argv[2:])
 """
 
@@ -44,21 +44,21 @@ def project(tmp_path, monkeypatch):
     (tmp_path / "recipes" / "cpu").mkdir(parents=True)
     (tmp_path / "recipes" / "cpu" / "tiny.toml").write_text(RECIPE)
     (tmp_path / "recipes" / "cpu.toml").write_text(TABLES)
-    monkeypatch.setattr(reproduction, "shipped", lambda path: tmp_path / path)
+    monkeypatch.setattr(tables, "shipped", lambda path: tmp_path / path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 def measured(path):
     """What does not depend on time or place."""
-    rows = reproduction.read(path)
+    rows = tables.read(path)
     return [{name: value for name, value in row.items() if name not in ("seconds", "commits")} for row in rows]
 
 
 def test_a_table_is_run_written_and_kept(project, capsys):
     reproduce("table3", jobs=2)
     path = project / "results" / "table3-cpu.json"
-    rows = reproduction.read(path)
+    rows = tables.read(path)
     assert [row["head"] for row in rows] == ["linear", "capsule c=2"]
     for row in rows:
         assert row["seeds"] == [0, 1]
@@ -81,17 +81,17 @@ def test_a_table_is_run_written_and_kept(project, capsys):
     capsys.readouterr()
     reproduce("table3", jobs=2)
     assert [file.stat().st_mtime_ns for file in files] == times  # nothing was trained again
-    assert reproduction.read(path) == rows
+    assert tables.read(path) == rows
     assert "capsule c=2" in capsys.readouterr().out
 
 
 def test_a_table_grows_and_leaves_the_runs_of_others(project):
     reproduce("table3", seeds=1, jobs=1, only=["linear"])
     path = project / "results" / "table3-cpu.json"
-    one = reproduction.read(path)
+    one = tables.read(path)
     assert [(row["head"], row["seeds"]) for row in one] == [("linear", [0])]
     reproduce("table3", seeds=2, jobs=1, only=["linear"])
-    assert [row["seeds"] for row in reproduction.read(path)] == [[0, 1]]
+    assert [row["seeds"] for row in tables.read(path)] == [[0, 1]]
     content = json.loads(path.read_text())
     content["rows"][0]["errors"][0] += 1  # as if measured elsewhere
     path.write_text(json.dumps(content))
@@ -130,10 +130,10 @@ def test_the_control_is_the_linear_head_of_the_group():
         }
 
     found = [row("a", "linear", [4.0, 5.0, 6.0]), row("b", "linear", [1, 1, 1]), row("a", "capsule", [3.5, 4.0, 5.5])]
-    lines = reproduction.cells(found)
+    lines = tables.cells(found)
     assert lines[2][7].startswith("-0.67 ± ")
     assert lines[0][7] == lines[1][7] == ""
-    shown = reproduction.markdown(found)
+    shown = tables.markdown(found)
     assert "| d | b | capsule | 5 | 4.33 ± " in shown
     assert "against linear" in shown
 
@@ -158,13 +158,13 @@ def test_a_missing_file_is_named(project):
 
 
 def test_cifar10_is_read_from_where_it_is():
-    found = reproduction.entries("table3", "cpu", cifar10="/there.npz")
+    found = tables.entries("table3", "cpu", cifar10="/there.npz")
     assert {entry.recipe.data for entry in found} == {"digits", "/there.npz"}
     assert {entry.recipe.train_size for entry in found if entry.group == "cifar10-5000"} == {5000}
 
 
 def test_the_papers_tables_carry_its_values():
-    found = {(e.group, e.label): e for e in reproduction.entries("table3", "paper")}
+    found = {(e.group, e.label): e for e in tables.entries("table3", "paper")}
     assert found["cifar10-resnet110", "capsule c=8"].published == 5.19
     assert found["cifar10-resnet110", "group c=2"].published == 6.26
     assert found["cifar10-resnet110", "linear"].recipe.epochs == 500

@@ -13,7 +13,7 @@ from cappronet.commands.shared import console
 from cappronet.display import progress_bar
 
 if TYPE_CHECKING:
-    from cappronet.reproduction import Entry
+    from cappronet.reproduction.tables import Entry
     from cappronet.training import Hardware
 
 __all__ = ["reproduce"]
@@ -76,12 +76,12 @@ def reproduce(
         return
     output.mkdir(parents=True, exist_ok=True)
     if what == "figure1":
-        from cappronet.paper_figures import gradient_step
+        from cappronet.reproduction.figures import gradient_step
 
         gradient_step(output / "figure1.png")
         console.print(f"Written to {output / 'figure1.png'}, and a dark one beside it")
         return
-    from cappronet import reproduction
+    from cappronet.reproduction import tables
     from cappronet.training import Hardware
 
     chosen = "cpu" if accelerator == "auto" and scale == "cpu" else accelerator
@@ -89,7 +89,7 @@ def reproduce(
     at_once = jobs or ((os.cpu_count() or 1) if chosen == "cpu" else 1)
     source = str(cifar10.resolve()) if cifar10 else None
     table = "table3" if what == "figure2" else what
-    entries = reproduction.entries(table, scale, seeds=seeds, only=only or (), cifar10=source)
+    entries = tables.entries(table, scale, seeds=seeds, only=only or (), cifar10=source)
     if what == "figure2":
         _planes([entry for entry in entries if entry.label == "capsule c=2"], folder, output, hardware)
     else:
@@ -100,15 +100,15 @@ def _table(
     table: str, scale: str, entries: "Sequence[Entry]", folder: Path, output: Path, jobs: int, hardware: "Hardware"
 ) -> None:
     """Group by group, so that what is there is shown and written before the next begins."""
-    from cappronet import reproduction
-    from cappronet.paper_figures import error_over_dimension, error_over_epochs
+    from cappronet.reproduction import tables
+    from cappronet.reproduction.figures import error_over_dimension, error_over_epochs
 
     final: list[Entry] = []
     found: list[dict[str, Any]] = []
     for group, members in groupby(entries, key=lambda entry: entry.group):
         final += _runs(group, list(members), folder, jobs, hardware)
-        found = reproduction.rows(final, folder)
-        path = reproduction.write(table, scale, found, output)
+        found = tables.rows(final, folder)
+        path = tables.write(table, scale, found, output)
         console.print(_shown(f"{table}, {group}", [row for row in found if row["group"] == group]))
     console.print(f"Written to {path}")
     pictures = {"epochs": error_over_epochs, "c": error_over_dimension}
@@ -122,28 +122,28 @@ def _table(
 
 def _runs(group: str, entries: "list[Entry]", folder: Path, jobs: int, hardware: "Hardware") -> "list[Entry]":
     """Tries first, then the runs with what they chose."""
-    from cappronet import reproduction
     from cappronet.comparison import check, execute
+    from cappronet.reproduction import tables
 
     with progress_bar(console) as show:
-        tries = reproduction.plan_tries(entries, folder)
+        tries = tables.plan_tries(entries, folder)
         check(tries)
         execute(tries, jobs, hardware, show, f"{group}: try")
-        entries = [reproduction.chosen(entry, folder) for entry in entries]
-        runs = reproduction.plan(entries, folder)
+        entries = [tables.chosen(entry, folder) for entry in entries]
+        runs = tables.plan(entries, folder)
         check(runs)
         execute(runs, jobs, hardware, show, f"{group}: run")
     return entries
 
 
 def _shown(title: str, found: list[dict[str, Any]]) -> Table:
-    from cappronet import reproduction
+    from cappronet.reproduction import tables
 
-    lines = reproduction.cells(found)
+    lines = tables.cells(found)
     table = Table(title=f"{title}: {lines[0][1]} on {lines[0][0]}", title_justify="left")
-    kept = [i for i in reproduction.filled(lines) if i > 1]
+    kept = [i for i in tables.filled(lines) if i > 1]
     for i in kept:
-        table.add_column(reproduction.COLUMNS[i], justify="left" if i == 2 else "right", no_wrap=i == 2)
+        table.add_column(tables.COLUMNS[i], justify="left" if i == 2 else "right", no_wrap=i == 2)
     for line in lines:
         table.add_row(*(line[i] for i in kept))
     return table
@@ -153,7 +153,7 @@ def _planes(entries: "list[Entry]", folder: Path, output: Path, hardware: "Hardw
     """Figure 2 for each group that has capsules of two dimensions, with its first seed."""
     import dataclasses
 
-    from cappronet.capsule_planes import draw
+    from cappronet.reproduction.planes import draw
 
     if not entries:
         raise ValueError("figure2 needs a row with capsule c=2; leave --only out, or let it keep one")

@@ -1,0 +1,211 @@
+"""The paper's figures, drawn from real steps and runs, and the curves beside its tables; each in light and in dark."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from cappronet.extras import require
+from cappronet.heads import CapsuleProjection
+from cappronet.results import Row, row_from
+
+__all__ = ["capsule_planes", "dark", "error_over_dimension", "error_over_epochs", "gradient_step", "length_histograms"]
+
+# Okabe and Ito's colours, which colour-blind readers can tell apart on white and on black.
+BLUE, ORANGE, GREEN, RED, SKY, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7"
+HEADS = {"linear": "#7f7f7f", "group": BLUE, "capsule": RED, "cosine": PURPLE, "subcenter": GREEN, "weightnorm": SKY}
+THEMES: Mapping[str, tuple[str, str]] = {"": ("white", "#24292f"), "-dark": ("#0d1117", "#e6edf3")}
+
+
+def dark(path: Path) -> Path:
+    """Where the dark version of a picture goes."""
+    return path.with_name(f"{path.stem}-dark{path.suffix}")
+
+
+def _draw(path: Path, size: tuple[float, float], draw: Callable[[Any], None]) -> None:
+    """Draw the same figure on white and on black."""
+    matplotlib = require("matplotlib", "plots")
+    figure_class = require("matplotlib.figure", "plots").Figure
+    for paper, ink in THEMES.values():
+        target = path if paper == "white" else dark(path)
+        names = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+        settings = {"figure.facecolor": paper, "axes.facecolor": paper, "legend.frameon": False, "font.size": 9}
+        settings |= dict.fromkeys(names, ink) | {"axes.spines.top": False, "axes.spines.right": False}
+        with matplotlib.rc_context({**settings, "savefig.facecolor": paper}):
+            figure = figure_class(figsize=size, dpi=150, layout="constrained")
+            draw(figure)
+            figure.savefig(target)
+
+
+def step_of_the_layer(lr: float = 0.6) -> dict[str, Tensor]:
+    """One gradient step of cross-entropy on a layer with two planes in three dimensions: before and after, class 0."""
+    generator = torch.Generator().manual_seed(0)
+    head = CapsuleProjection(3, 2, 2, dtype=torch.float64)
+    with torch.no_grad():
+        head.weight[0] = torch.tensor([[1.0, 0.1, 0.0], [-0.1, 1.0, 0.0]])
+        head.weight[1] = torch.randn(2, 3, generator=generator, dtype=torch.float64)
+    x = torch.tensor([[0.35, 0.75, 0.9]], dtype=torch.float64)
+    before = {
+        "w": head.weight[0].detach().clone(),
+        "v": head.capsules(x)[0, 0].detach(),
+        "length": head(x)[0, 0].detach(),
+    }
+    F.cross_entropy(head(x), torch.tensor([0])).backward()
+    with torch.no_grad():
+        head.weight -= lr * head.weight.grad  # type: ignore[operator,misc]
+    after = {"w": head.weight[0].detach(), "v": head.capsules(x)[0, 0].detach(), "length": head(x)[0, 0].detach()}
+    return {"x": x[0], **before, **{f"new_{name}": value for name, value in after.items()}}
+
+
+def gradient_step(path: Path) -> None:
+    """Figure 1: x, its capsule v in the class's plane, x_perp, and the plane after a gradient step towards x."""
+    step = {name: value.numpy() for name, value in step_of_the_layer().items()}
+
+    def draw(figure: Any) -> None:
+        axes = figure.add_subplot(projection="3d")
+        origin = np.zeros(3)
+        for basis, colour, name in ((step["w"], BLUE, "subspace"), (step["new_w"], RED, "after the step")):
+            directions = np.linalg.qr(basis.T)[0].T
+            corners = np.array([a * directions[0] + b * directions[1] for a, b in ((-1, -1), (-1, 1), (1, 1), (1, -1))])
+            surface = corners.reshape(2, 2, 3)[:, [0, 1]]
+            surface[1] = surface[1][::-1]
+            axes.plot_surface(*surface.transpose(2, 0, 1) * 1.25, color=colour, alpha=0.3, linewidth=0, label=name)
+            for number, w in enumerate(basis):
+                prime = "'" if colour == RED else ""
+                _arrow(axes, origin, w, colour, 1.2, f"$w{prime}_{number + 1}$", 10)
+        _arrow(axes, origin, step["x"], "#7f7f7f", 2.5, "x")
+        _arrow(axes, origin, step["v"], BLUE, 2.5, "v")
+        _arrow(axes, origin, step["new_v"], RED, 2.5, "v'")
+        axes.plot(
+            *np.array([step["v"], step["x"]]).T, color=GREEN, linestyle="--", linewidth=1.8, label="$x_⊥ = x - v$"
+        )
+        axes.set_title(f"|v| = {step['length']:.3f}, after one step {step['new_length']:.3f}", fontsize=10)
+        axes.set_axis_off()
+        axes.view_init(elev=28, azim=-80)
+        axes.set_box_aspect((1, 1, 0.75), zoom=1.3)
+        axes.legend(loc="lower center", ncols=3, fontsize=9)
+
+    _draw(path, (5.2, 4.2), draw)
+
+
+def _arrow(
+    axes: Any, start: NDArray[Any], end: NDArray[Any], colour: str, width: float, label: str, size: int = 13
+) -> None:
+    axes.quiver(*start, *(end - start), color=colour, linewidth=width, arrow_length_ratio=0.08)
+    axes.text(*(end * 1.06), label, color=colour, fontsize=size)
+
+
+def capsule_planes(coordinates: NDArray[Any], labels: NDArray[Any], classes: Sequence[str], path: Path) -> None:
+    """Figure 2: each class's plane of capsule coordinates `(n, L, 2)`, its own test images red, all others green."""
+    columns = min(5, len(classes))
+    lines = -(-len(classes) // columns)
+
+    def draw(figure: Any) -> None:
+        panels = figure.subplots(lines, columns, squeeze=False).flat
+        for number, panel in enumerate(panels):
+            if number >= len(classes):
+                panel.set_visible(False)
+                continue
+            own = labels == number
+            for chosen, colour, size in ((~own, GREEN, 3), (own, RED, 4)):
+                panel.scatter(
+                    *coordinates[chosen, number].T, s=size, color=colour, alpha=0.5, linewidths=0, rasterized=True
+                )
+            reach = 1.05 * np.abs(coordinates[:, number]).max()
+            panel.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal", xticks=[], yticks=[])
+            panel.axhline(0, color="#7f7f7f", linewidth=0.5)
+            panel.axvline(0, color="#7f7f7f", linewidth=0.5)
+            panel.set_title(classes[number], fontsize=10)
+        handles = [
+            require("matplotlib.lines", "plots").Line2D([], [], marker="o", linestyle="", color=colour, label=text)
+            for colour, text in ((RED, "test images of the class"), (GREEN, "test images of the others"))
+        ]
+        figure.legend(handles=handles, loc="outside lower center", ncols=2)
+
+    _draw(path, (1.8 * columns, 1.95 * lines + 0.3), draw)
+
+
+def length_histograms(lengths: NDArray[Any], labels: NDArray[Any], classes: Sequence[str], path: Path) -> None:
+    """Beside Figure 2: how long the capsules of a class's own test images are, and those of all others."""
+    columns = min(5, len(classes))
+    lines = -(-len(classes) // columns)
+    bins = np.linspace(0, float(lengths.max()), 40)
+
+    def draw(figure: Any) -> None:
+        panels = figure.subplots(lines, columns, squeeze=False, sharex=True).flat
+        for number, panel in enumerate(panels):
+            if number >= len(classes):
+                panel.set_visible(False)
+                continue
+            own = labels == number
+            for chosen, colour in ((~own, GREEN), (own, RED)):
+                panel.hist(lengths[chosen, number], bins=bins, density=True, color=colour, alpha=0.6)
+            panel.set_yticks([])
+            panel.set_title(classes[number], fontsize=10)
+        figure.supxlabel("capsule length: red the class's own test images, green all others", fontsize=9)
+
+    _draw(path, (1.8 * columns, 1.3 * lines + 0.4), draw)
+
+
+def error_over_epochs(found: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """The test error of each head while it trains: the mean over seeds, and the band between lowest and highest."""
+    groups = list(dict.fromkeys(row["group"] for row in found))
+
+    def draw(figure: Any) -> None:
+        for panel, group in zip(figure.subplots(1, len(groups), squeeze=False)[0], groups, strict=True):
+            for number, row in enumerate(row for row in found if row["group"] == group):
+                curves, style = np.array(row["curves"]), ("-", "--", ":", "-.")[number % 4]
+                colour = HEADS[row["recipe"]["head"]]
+                panel.plot(row["epochs"], curves.mean(0), style, color=colour, linewidth=1.3, label=row["head"])
+                panel.fill_between(row["epochs"], curves.min(0), curves.max(0), color=colour, alpha=0.1, linewidth=0)
+            panel.set(xlabel="epoch", ylabel="test error, %", yscale="log")
+            panel.set_title(f"{row['data']}, {row['backbone']}", loc="left", fontsize=10)
+            panel.legend(fontsize=7)
+
+    _draw(path, (4.8 * len(groups), 3.6), draw)
+
+
+def error_over_dimension(found: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """The error of capsules and of grouped neurons over c, with the linear head as a line across; a panel a group."""
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for row in found:
+        if row["head"] in ("linear", f"{row['recipe']['head']} c={row['recipe']['capsule_dim']}"):
+            groups.setdefault(row["group"], []).append(row)
+    kept = [part for part in groups.values() if len({row["recipe"]["capsule_dim"] for row in part}) > 1]
+    if not kept:
+        return
+
+    def draw(figure: Any) -> None:
+        for panel, part in zip(figure.subplots(1, len(kept), squeeze=False)[0], kept, strict=True):
+            for head in ("capsule", "group"):
+                _dimensions(panel, head, [row for row in part if row["recipe"]["head"] == head])
+            for row in part:
+                if row["head"] == "linear":
+                    _across(panel, row_from(dict(row)))
+            panel.set_xscale("log", base=2)
+            panel.xaxis.set_major_formatter("{x:.0f}")
+            panel.set(xlabel="capsule dimension c", ylabel="test error, %, mean and 95 % interval")
+            panel.set_title(f"{part[0]['data']}, {part[0]['backbone']}", loc="left", fontsize=10)
+            panel.legend(fontsize=8)
+
+    _draw(path, (4.2 * len(kept), 3.4), draw)
+
+
+def _dimensions(panel: Any, head: str, part: list[Mapping[str, Any]]) -> None:
+    part.sort(key=lambda row: row["recipe"]["capsule_dim"])
+    rows = [row_from(dict(row)) for row in part]
+    widths = [row.half_width if len(row.errors) > 1 else 0 for row in rows]
+    dims = [row["recipe"]["capsule_dim"] for row in part]
+    panel.errorbar(dims, [row.mean for row in rows], widths, fmt="o-", color=HEADS[head], capsize=3, label=head)
+
+
+def _across(panel: Any, linear: Row) -> None:
+    panel.axhline(linear.mean, color=HEADS["linear"], label="linear")
+    if len(linear.errors) > 1:
+        low, high = linear.mean - linear.half_width, linear.mean + linear.half_width
+        panel.axhspan(low, high, color=HEADS["linear"], alpha=0.15, linewidth=0)
