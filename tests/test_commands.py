@@ -1,6 +1,7 @@
 """train, compare, evaluate, predict and list as a user calls them: real processes on real digits."""
 
 import json
+import math
 import resource
 import signal
 import subprocess
@@ -157,6 +158,23 @@ def test_evaluate_measures_what_training_measured(run):
     assert "360 test images" in done.stdout
 
 
+def test_evaluate_tells_unknown_images_from_known_ones(run, tmp_path):
+    Image.fromarray(torch.randint(256, (9, 9, 3), dtype=torch.uint8).numpy()).save(tmp_path / "a.png")
+    for name in ("train/x", "train/y", "test/x"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        (tmp_path / "data" / name / "a.png").write_bytes((tmp_path / "a.png").read_bytes())
+    done = cappronet("evaluate", run, "--ood", "noise", "--ood", tmp_path / "data", "--workers", 0)
+    assert done.returncode == 0, done.stderr
+    assert "unknown images: 2,000 of noise, 1 of" in done.stdout
+    last = done.stdout[done.stdout.index("unknown images") :]
+    rows = {line.split("│")[1].strip(): line.split("│")[2:-1] for line in last.splitlines() if "│" in line}
+    assert {"residual, angle", "length energy", "class residual", "max softmax", "mahalanobis", "vim"} <= set(rows)
+    assert float(rows["class residual"][0]) > 95  # AUROC of noise
+    assert float(rows["class residual"][1]) < 30
+    assert "needs a run on some classes" in refused(cappronet("evaluate", run, "--ood", "held-out"))
+    assert "did you mean 'cifar10'" in refused(cappronet("evaluate", run, "--ood", "cifar1"))
+
+
 def test_predict_names_the_class_of_an_image(run, tmp_path):
     digits = load_dataset("digits").test
     right, files = 0, []
@@ -166,11 +184,12 @@ def test_predict_names_the_class_of_an_image(run, tmp_path):
     done = cappronet("predict", run, *files)
     assert done.returncode == 0, done.stderr
     for i, line in enumerate(line for line in done.stdout.splitlines() if line.startswith("│")):
-        _, _, label, probability, length, angle, _ = (cell.strip() for cell in line.split("│"))
+        _, _, label, probability, length, angle, residual, _ = (cell.strip() for cell in line.split("│"))
         right += label == str(digits.labels[i].item())
         assert 0 < float(probability) <= 1
         assert float(length) > 0
         assert 0 <= float(angle.removesuffix("°")) < 90
+        assert float(residual) == pytest.approx(math.sin(math.radians(float(angle.removesuffix("°")))), abs=2e-3)
     assert right >= 5
 
 

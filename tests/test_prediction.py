@@ -1,18 +1,19 @@
-"""Image files are read as the model's own test images were."""
+"""Images from elsewhere are read as the model's own test images were, or made to fit."""
 
 import pytest
 import torch
+import torch.nn.functional as F
 from PIL import Image
 
 from cappronet.batches import Batches
-from cappronet.datasets import Images
+from cappronet.datasets import Images, load_dataset
 from cappronet.model import CapProNet
-from cappronet.prediction import predict_file, prepared
+from cappronet.prediction import NOISES, features, noise, predict_file, prepared
 
 MEAN, STD = [0.4, 0.5, 0.6], [0.2, 0.3, 0.4]
 
 
-def noise(path, width, height):
+def noise_file(path, width, height):
     pixels = torch.randint(256, (height, width, 3), dtype=torch.uint8)
     Image.fromarray(pixels.numpy()).save(path)
     return pixels.permute(2, 0, 1)
@@ -20,7 +21,7 @@ def noise(path, width, height):
 
 def test_a_model_of_files_sees_what_it_was_tested_on(tmp_path):
     path = tmp_path / "image.png"
-    noise(path, 300, 260)
+    noise_file(path, 300, 260)
     model = CapProNet("resnet8", 3, 2, image_size=224, files=True, mean=MEAN, std=STD).eval()
     images = Images(torch.tensor([0]), paths=(path,))
     ((expected, _),) = Batches(images, 1, mean=MEAN, std=STD, shuffle=False).epoch(0)
@@ -30,22 +31,87 @@ def test_a_model_of_files_sees_what_it_was_tested_on(tmp_path):
 
 def test_a_model_of_pixels_sees_the_pixels(tmp_path):
     path = tmp_path / "image.png"
-    pixels = noise(path, 8, 8)
+    pixels = noise_file(path, 8, 8)
     model = CapProNet("pixels", 3, 2, image_size=8, mean=MEAN, std=STD).eval()
     ((expected, _),) = Batches(Images(torch.tensor([0]), pixels[None]), 1, mean=MEAN, std=STD, shuffle=False).epoch(0)
     torch.testing.assert_close(prepared(model, path), expected)
-    noise(path, 50, 30)
+    noise_file(path, 50, 30)
     assert prepared(model, path).shape == (1, 3, 8, 8)
 
 
 @pytest.mark.parametrize("normalize", [False, True])
 def test_the_angle_is_that_between_features_and_subspace(tmp_path, normalize):
     path = tmp_path / "image.png"
-    noise(path, 8, 8)
+    noise_file(path, 8, 8)
     model = CapProNet("pixels", 3, 2, image_size=8, normalize=normalize).eval()
     x = model.features(prepared(model, path))
     found = predict_file(model, path)
     lengths = torch.linalg.vector_norm(model.head.projections() @ x[0], dim=-1)
     expected = torch.rad2deg(torch.acos(lengths.max() / x.norm()))
-    assert found.angle == pytest.approx(expected.item(), abs=0.05)
-    assert predict_file(CapProNet("pixels", 3, 2, image_size=8, head="linear").eval(), path).angle is None
+    assert found.angle == pytest.approx(expected.item(), abs=1e-3)
+    assert found.residual == pytest.approx(torch.deg2rad(expected).sin().item(), abs=1e-5)
+    linear = predict_file(CapProNet("pixels", 3, 2, image_size=8, head="linear").eval(), path)
+    assert linear.angle is None
+    assert linear.residual is None
+
+
+def test_images_of_the_models_own_kind_are_seen_as_in_its_batches():
+    images = Images(torch.zeros(7, dtype=torch.int64), torch.randint(256, (7, 3, 8, 8), dtype=torch.uint8))
+    model = CapProNet("resnet8", 3, 2, image_size=8, mean=MEAN, std=STD).eval()
+    ((expected, _),) = Batches(images, 7, mean=MEAN, std=STD, shuffle=False).epoch(0)
+    with torch.no_grad():
+        torch.testing.assert_close(features(model, images), model.features(expected), rtol=1e-4, atol=1e-5)
+
+
+def test_digits_are_shown_to_a_model_of_coloured_images():
+    digits = load_dataset("digits").test.subset(torch.arange(5))
+    model = CapProNet("pixels", 3, 2, image_size=32, mean=MEAN, std=STD).eval()
+    seen = []
+    x = features(model, digits, track=lambda items, total: seen.append(total) or iter(items))
+    assert seen == [1]
+    pixels = x.view(5, 3, 32, 32) * torch.tensor(STD).view(3, 1, 1) + torch.tensor(MEAN).view(3, 1, 1)
+    torch.testing.assert_close(pixels[:, 0], pixels[:, 2])
+    expected = F.interpolate(digits.pixels / 255.0, (32, 32), mode="bilinear")  # larger: nothing to antialias
+    torch.testing.assert_close(pixels[:, :1], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_coloured_images_are_shown_to_a_model_of_small_grey_ones():
+    colours = torch.tensor([[255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 255]], dtype=torch.uint8)
+    images = Images(torch.zeros(4, dtype=torch.int64), colours.view(4, 3, 1, 1).expand(-1, -1, 20, 30))
+    x = features(CapProNet("pixels", 3, 2, in_channels=1, image_size=8).eval(), images)
+    torch.testing.assert_close(x, torch.tensor([0.299, 0.587, 0.114, 1.0])[:, None].expand(-1, 64))
+
+
+def test_files_are_shown_to_a_model_of_small_images(tmp_path):
+    noise_file(tmp_path / "image.png", 300, 260)
+    images = Images(torch.tensor([0]), paths=(tmp_path / "image.png",))
+    x = features(CapProNet("pixels", 3, 2, image_size=8, mean=[0.5] * 3).eval(), images)
+    assert x.shape == (1, 192)
+    assert x.mean().abs() < 0.02  # of uniform noise
+    assert x.std() < 0.1  # which averages out
+
+
+def test_what_a_model_can_not_see_is_refused():
+    model = CapProNet("pixels", 3, 2, image_size=8).eval()
+    two = Images(torch.tensor([0]), torch.zeros(1, 2, 8, 8, dtype=torch.uint8))
+    with pytest.raises(ValueError, match="images with 2 channels can't be shown to a model of 3"):
+        features(model, two)
+    vectors = Images(torch.tensor([0]), torch.zeros(1, 1, 12, 1))
+    with pytest.raises(ValueError, match="a model of images needs images"):
+        features(model, vectors)
+    of_features = CapProNet("features", 3, 2, in_channels=1, image_size=12).eval()
+    assert features(of_features, vectors).shape == (1, 12)
+    with pytest.raises(ValueError, match="features of width 12, the data has 13"):
+        features(of_features, Images(torch.tensor([0]), torch.zeros(1, 1, 13, 1)))
+
+
+def test_noise_has_the_statistics_it_says():
+    model = CapProNet("pixels", 3, 2, image_size=8, mean=MEAN, std=[0.1, 0.1, 0.2])
+    uniform, gaussian = (noise(kind, model, 400).pixels for kind in NOISES)
+    assert uniform.shape == (400, 3, 8, 8)
+    assert uniform.unique().tolist() == list(range(256))
+    assert uniform.double().mean() == pytest.approx(127.5, abs=1)
+    channels = gaussian.double().transpose(0, 1).flatten(1) / 255
+    torch.testing.assert_close(channels.mean(1), torch.tensor(MEAN).double(), rtol=0, atol=0.01)
+    torch.testing.assert_close(channels.std(1)[:2], torch.tensor([0.1, 0.1]).double(), rtol=0, atol=0.01)
+    assert noise("noise", model, 400).pixels.equal(uniform)

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from cappronet.estimator import CapsuleClassifier
     from cappronet.heads import CapsuleProjection, GroupedNeurons
     from cappronet.model import CapProNet
     from cappronet.projection import capsule_lengths
@@ -14,11 +15,19 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["CapProNet", "CapsuleProjection", "GroupedNeurons", "capsule_lengths", "replace_head"]
+__all__ = [
+    "CapProNet",
+    "CapsuleClassifier",
+    "CapsuleProjection",
+    "GroupedNeurons",
+    "capsule_lengths",
+    "replace_head",
+]
 
 # Where each public name lives. It is imported when it is first asked for, so that `cappronet --help` answers at once.
 _HOMES = {
     "CapProNet": "model",
+    "CapsuleClassifier": "estimator",
     "CapsuleProjection": "heads",
     "GroupedNeurons": "heads",
     "capsule_lengths": "projection",

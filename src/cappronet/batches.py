@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import data
 
-from cappronet.datasets import FILE_SIZE, Images, mixed_seed, read_image
+from cappronet.datasets import FILE_SIZE, Images, mixed_seed
 from cappronet.extras import require
+from cappronet.image_files import read_image
 
 __all__ = ["Augmentation", "Batches", "channel_statistics"]
 
@@ -50,8 +51,11 @@ class Augmentation:
 def channel_statistics(images: Images) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation (C,) of each channel, on a scale from 0 to 1; for files those of ImageNet.
 
-    A channel without any variation has a standard deviation of 1, to divide by.
+    A channel without any variation has a standard deviation of 1, to divide by. Feature vectors stay as they are,
+    with a mean of 0 and a standard deviation of 1.
     """
+    if images.holds_features:
+        return torch.zeros(1), torch.ones(1)
     if images.pixels is None:
         return torch.tensor(IMAGENET_MEAN), torch.tensor(IMAGENET_STD)
     # A pixel has one of 256 values, so counting them gives exact sums.
@@ -117,8 +121,8 @@ class Batches:
             raise ValueError(
                 f"images with {channels} channels need as many means and stds, got {len(mean)}, {len(std)}"
             )
-        # (x / 255 - mean) / std as one product and one sum
-        self.factor = (1 / (255 * std)).to(self.device, torch.float32)
+        # (x / 255 - mean) / std as one product and one sum; features have no such range
+        self.factor = (1 / ((1 if images.holds_features else 255) * std)).to(self.device, torch.float32)
         self.summand = (-mean / std).to(self.device, torch.float32)
 
     def __len__(self) -> int:

@@ -4,6 +4,8 @@ from cyclopts import App
 from rich.console import Console
 from rich.markup import escape
 
+from cappronet.commands.exploring import explore
+from cappronet.commands.features import embed, probe
 from cappronet.commands.inventory import list_
 from cappronet.commands.measuring import benchmark
 from cappronet.commands.models import evaluate, predict
@@ -13,7 +15,7 @@ from cappronet.commands.training import compare, train
 __all__ = ["app", "main"]
 
 app = App(name="cappronet", help="Capsule projection heads: train them, compare them, look inside.")
-for command in (train, compare, evaluate, predict, benchmark, reproduce):
+for command in (train, compare, evaluate, predict, embed, probe, explore, benchmark, reproduce):
     app.command(command)
 app.command(list_, name="list")
 

@@ -7,8 +7,7 @@ and test images; `hold_out` and `take` split them by class.
 import hashlib
 import os
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
@@ -24,6 +23,8 @@ import torch
 from torch import Tensor
 
 from cappronet.extras import require
+from cappronet.feature_files import holds_features, read_features
+from cappronet.image_files import decoded
 
 __all__ = ["DATASETS", "VALIDATION", "Dataset", "Images", "cache_folder", "hold_out", "load_dataset", "take"]
 
@@ -41,7 +42,10 @@ NPZ_ERRORS = (OSError, EOFError, ValueError, TypeError, RuntimeError, Unpickling
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """Labelled images: in memory as uint8 (n, C, H, W), or as files that are read when they are needed."""
+    """Labelled images: in memory as uint8 (n, C, H, W), or as files that are read when they are needed.
+
+    Feature vectors in place of images are float32 (n, 1, d, 1).
+    """
 
     labels: Tensor
     pixels: Tensor | None = None
@@ -56,6 +60,11 @@ class Images:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def holds_features(self) -> bool:
+        """Whether these are feature vectors, not images."""
+        return self.pixels is not None and self.pixels.is_floating_point()
 
     def subset(self, indices: Tensor) -> "Images":
         """The images at these positions, in this order."""
@@ -112,6 +121,7 @@ def load_dataset(source: str, cache: Path | None = None, download: bool = True) 
     Args:
         source: a name, or a path. An `.npz` file has the arrays of Keras: `x_train` and `x_test`, uint8 (n, H, W) or
             (n, H, W, C), `y_train` and `y_test` with integers from 0, and optionally the names of the `classes`.
+            With `x_train` and `x_test` as (n, d) it holds feature vectors.
             A folder has a folder of images for each class below `train/` and `test/` (or `val/`); or directly, then a
             fifth of each class becomes the test set.
         cache: where downloads go, see `cache_folder`.
@@ -123,7 +133,7 @@ def load_dataset(source: str, cache: Path | None = None, download: bool = True) 
     if path.is_dir():
         return _folder(path)
     if path.is_file() or path.suffix == ".npz":
-        return _npz(path)
+        return _features(path) if holds_features(path) else _npz(path)
     nearest = get_close_matches(source.lower(), DATASETS, n=1)
     hint = f", did you mean {nearest[0]!r}?" if nearest else "."
     raise FileNotFoundError(
@@ -154,12 +164,6 @@ def take(images: Images, size: int, seed: int) -> Images:
 def mixed_seed(*parts: int | str) -> int:
     """One seed of 63 bits from several numbers and words; neighbouring parts give unrelated seeds."""
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()) >> 1
-
-
-def read_image(path: Path, mode: str = "RGB") -> Any:
-    """Decode one file as a Pillow image."""
-    with _opened(path) as image:
-        return image.convert(mode)
 
 
 def _stratified(labels: Tensor, size: int, seed: int) -> Tensor:
@@ -253,6 +257,16 @@ def _npz(path: Path) -> Dataset:
     return Dataset(path.stem, _checked_classes(path, train.labels, test.labels, names), train, test)
 
 
+def _features(path: Path) -> Dataset:
+    """A file of feature vectors, which stay mapped if they can be."""
+    data = read_features(path)
+    if data.x_test is None or data.y_test is None:
+        raise ValueError(f"{path} has no test part to measure on: add x_test and y_test")
+    parts = ((data.x_train, data.y_train), (data.x_test, data.y_test))
+    train, test = (Images(torch.from_numpy(y), torch.from_numpy(x).view(len(x), 1, -1, 1)) for x, y in parts)
+    return Dataset(path.stem, _checked_classes(path, train.labels, test.labels, data.classes), train, test)
+
+
 def _read_npz(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}: give the path to an existing .npz file with x_train, y_train, ...")
@@ -314,7 +328,7 @@ def _folder(root: Path) -> Dataset:
                 raise ValueError(f"class {name!r} of {root} has one image, but training and test need one each")
         train, test = hold_out(images, max(1, len(images) // 5), seed=0)
 
-    pixels = _decoded([*(train.paths or ()), *(test.paths or ())])
+    pixels = decoded([*(train.paths or ()), *(test.paths or ())], MEMORY)
     if pixels is not None:
         train = Images(train.labels, pixels[: len(train)])
         test = Images(test.labels, pixels[len(train) :])
@@ -342,37 +356,6 @@ def _files(root: Path, classes: tuple[str, ...] | None = None) -> tuple[tuple[st
     if not paths:
         raise ValueError(f"{root} needs a folder of images for each class, found none")
     return classes, Images(torch.tensor(labels), paths=tuple(paths))
-
-
-def _decoded(paths: Sequence[Path]) -> Tensor | None:
-    """All images as uint8 (n, C, H, W), or None if they differ in size or need more than `MEMORY` bytes."""
-    sizes, modes = set(), set()
-    for path in paths:
-        with _opened(path) as image:
-            sizes.add(image.size)
-            modes.add(image.mode)
-            if len(sizes) > 1 or len(paths) * image.width * image.height > MEMORY:
-                return None
-    ((width, height),) = sizes
-    grey = modes <= {"1", "L"}
-    if len(paths) * width * height * (1 if grey else 3) > MEMORY:
-        return None
-    pixels = np.empty((len(paths), height, width, 1 if grey else 3), dtype=np.uint8)
-    for row, path in zip(pixels, paths, strict=True):
-        row[:] = np.asarray(read_image(path, "L" if grey else "RGB")).reshape(row.shape)
-    return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    pillow = require("PIL.Image", "vision")
-    try:
-        with pillow.open(path) as image:
-            if image.mode[0] in "IF":  # Pillow would clip these
-                raise ValueError(f"its mode is {image.mode}, expected 8 bits for each channel")
-            yield image
-    except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
-        raise ValueError(f"{path} can't be read as an image ({_one_line(error)}): mend or remove it") from error
 
 
 def _one_line(error: BaseException) -> str:

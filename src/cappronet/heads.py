@@ -1,7 +1,7 @@
 """Classification heads, all called alike: features `(..., d)` in, one score for each class `(..., L)` out.
 
-`CapsuleProjection` is the paper's head. The others are the controls that a comparison needs: the same neurons without
-the projection, and what unit weights or several centres for each class give on their own.
+`CapsuleProjection` is the paper's head. The controls that a comparison needs stand in `control_heads`; `HEADS` has all
+of them by name.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,8 +10,24 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from cappronet import projection
+from cappronet.control_heads import (
+    SCALE_OF_FEATURES,
+    SCALE_OF_UNIT_FEATURES,
+    Cosine,
+    GroupedNeurons,
+    Scale,
+    Subcenters,
+    WeightNormalized,
+    check_sizes,
+    group_lengths,
+    scaled,
+    start_scale,
+    unit,
+)
+from cappronet.optimizers import carry_over, refuse_from_now_on
 
 __all__ = [
     "HEADS",
@@ -23,13 +39,6 @@ __all__ = [
     "WeightNormalized",
     "create_head",
 ]
-
-Scale = float | Literal["learned"] | None
-
-# Where a learned scale starts. Lengths of unit features end at 1, and with L classes softmax needs a scale of about
-# log(L / loss) to get the loss down; lengths as in the paper grow with the features.
-SCALE_OF_UNIT_FEATURES = 16.0
-SCALE_OF_FEATURES = 1.0
 
 # The hyper-power sequence is restarted from the exact inverse where a step would leave a residual above this.
 LARGEST_RESIDUAL = 1e-3
@@ -80,14 +89,14 @@ class CapsuleProjection(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        _check_sizes(in_features=in_features, num_classes=num_classes, capsule_dim=capsule_dim)
+        check_sizes(in_features=in_features, num_classes=num_classes, capsule_dim=capsule_dim)
         if solver not in ("cholesky", "hyperpower"):
             raise ValueError(f"solver must be 'cholesky' or 'hyperpower', got {solver!r}")
         self.in_features, self.num_classes, self.capsule_dim = in_features, num_classes, capsule_dim
         self.solver, self.eps, self.normalize = solver, eps, normalize
         self.weight = nn.Parameter(torch.empty(num_classes, capsule_dim, in_features, device=device, dtype=dtype))
         projection.check_arguments(None, self.weight, eps)
-        self.scale = _scale(scale, SCALE_OF_UNIT_FEATURES if normalize else SCALE_OF_FEATURES, device, dtype)
+        self.scale = start_scale(scale, SCALE_OF_UNIT_FEATURES if normalize else SCALE_OF_FEATURES, device, dtype)
         if solver == "hyperpower":
             state = torch.promote_types(self.weight.dtype, torch.float32)
             sigma = torch.empty(num_classes, capsule_dim, capsule_dim, device=device, dtype=state)
@@ -106,7 +115,7 @@ class CapsuleProjection(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Capsule lengths, the logits: `(..., d) -> (..., L)`."""
         sigma = self._next_sigma() if self.solver == "hyperpower" and self.training else None
-        return _scaled(projection.capsule_lengths(self._features(x), self.weight, self.eps, sigma=sigma), self.scale)
+        return scaled(projection.capsule_lengths(self._features(x), self.weight, self.eps, sigma=sigma), self.scale)
 
     def capsules(self, x: Tensor) -> Tensor:
         """`v_l = P_l x`: `(..., d) -> (..., L, d)`."""
@@ -148,17 +157,27 @@ class CapsuleProjection(nn.Module):
     @classmethod
     @torch.no_grad()
     def from_features(
-        cls, x: Tensor, y: Tensor, capsule_dim: int = 4, *, num_classes: int | None = None, **options: Any
+        cls,
+        x: Tensor,
+        y: Tensor,
+        capsule_dim: int = 4,
+        *,
+        num_classes: int | None = None,
+        contrast: float = 0.0,
+        **options: Any,
     ) -> "CapsuleProjection":
         """Set each subspace in closed form: the `capsule_dim` leading directions of that class's features, by SVD.
 
-        Of all subspaces of its dimension, this one keeps the most of the squared length of the class's features.
+        Of all subspaces of its dimension, this one keeps the most of the squared length of the class's features (with
+        `normalize`, of unit features).
 
         Args:
             x: features `(n, d)`.
             y: their classes `(n,)`, integers from 0.
             capsule_dim: c; every class needs at least as many features.
             num_classes: L; by default one more than the largest class in `y`.
+            contrast: keep the most of the class's mean squared length minus `contrast` times that of all other
+                features. Where classes share much, as in the features of a network, 0.5 can be far better than 0.
             options: for the constructor: `normalize`, `scale`, `solver`, `eps`.
         """
         if x.ndim != 2 or not x.is_floating_point() or y.shape != x.shape[:1] or y.is_floating_point():
@@ -175,10 +194,108 @@ class CapsuleProjection(nn.Module):
                 f"class {counts.argmin()} has {counts.min()} features, but a subspace of dimension {capsule_dim} needs "
                 f"at least {capsule_dim}: give more features or a smaller capsule_dim"
             )
-        for weight, features in zip(head.weight, x[y.argsort(stable=True)].split(counts.tolist()), strict=True):
-            work = features.to(torch.promote_types(x.dtype, torch.float32))
-            weight.copy_(torch.linalg.svd(work, full_matrices=False).Vh[:capsule_dim])
+        seen = head._seen(x)
+        total = seen.mT @ seen if contrast else None
+        for weight, own in zip(head.weight, seen[y.argsort(stable=True)].split(counts.tolist()), strict=True):
+            others = None if total is None else (total - own.mT @ own) / max(1, len(x) - len(own))
+            weight.copy_(_leading_directions(own, capsule_dim, others, contrast))
         return head
+
+    @torch.no_grad()
+    def add_class(
+        self,
+        features: Tensor,
+        others: Tensor | None = None,
+        *,
+        contrast: float = 0.0,
+        optimizer: Optimizer | None = None,
+    ) -> int:
+        """Add a class without training: its subspace is the `capsule_dim` leading directions of its features, by SVD.
+
+        The other classes' bases, and so their lengths, stay as they are, and a head of `from_features` becomes the one
+        that all classes at once would have given. Trained subspaces avoid what classes share, and one by SVD does not:
+        it would draw the other classes' images to itself. Make a head by `from_features` of what the trained one saw,
+        and add to that; or go on training after the class was added.
+
+        `weight` becomes a new parameter. An optimizer made before holds the old one: give it as `optimizer` to have it
+        go on with the new one, its state included, or make a new optimizer; one that still holds the old parameter
+        refuses to step. Change classes before a model is wrapped for several processes or compiled.
+
+        Args:
+            features: features of the new class `(n, d)`, at least `capsule_dim` of them, as the head gets them.
+            others: features of other classes `(m, d)`, for the `contrast`.
+            contrast: keep the most of the new class's mean squared length minus `contrast` times that of the others:
+                for a head of `from_features`, what that was made with.
+            optimizer: one that holds `weight`. What it remembers of each class, such as a momentum, starts at 0 for the
+                new one, and what can't be negative, such as a mean of squared gradients, at the other classes' mean.
+
+        Returns:
+            The number of the new class, which is the last.
+
+        Example:
+            >>> head = CapsuleProjection(64, 10, capsule_dim=8)
+            >>> head.add_class(torch.randn(20, 64))
+            10
+            >>> head(torch.randn(32, 64)).shape
+            torch.Size([32, 11])
+        """
+        own = self._seen(self._checked("features", features, self.capsule_dim))
+        if contrast and others is None:
+            raise ValueError(f"a contrast of {contrast} needs features of the others")
+        moment = None
+        if others is not None:
+            seen = self._seen(self._checked("others", others, 1))
+            moment = seen.mT @ seen / len(seen)
+        basis = _leading_directions(own, self.capsule_dim, moment, contrast)
+        # As long as the other rows, so that a learning rate and weight decay mean the same for it.
+        size = self.weight.square().sum(-1).mean().sqrt()
+        basis = (basis * torch.where(size > 0, size, 1.0)).unsqueeze(0)
+        weight = nn.Parameter(torch.cat([self.weight, basis.to(self.weight)]))
+        self._replace_weight(weight, torch.arange(len(weight), device=weight.device), optimizer)
+        return self.num_classes - 1
+
+    @torch.no_grad()
+    def remove_class(self, index: int, *, optimizer: Optimizer | None = None) -> None:
+        """Remove the class with this number; those above it move down by one, and all keep their lengths.
+
+        What `add_class` says of optimizers holds here too.
+        """
+        if not 0 <= index < self.num_classes:
+            raise ValueError(f"class {index} can't be removed: the head has classes 0 to {self.num_classes - 1}")
+        if self.num_classes == 1:
+            raise ValueError("the last class of a head can't be removed")
+        rows = torch.arange(self.num_classes, device=self.weight.device)
+        rows = rows[rows != index]
+        self._replace_weight(nn.Parameter(self.weight[rows]), rows, optimizer)
+
+    def _replace_weight(self, weight: nn.Parameter, rows: Tensor, optimizer: Optimizer | None) -> None:
+        """Go on with bases of other classes: `rows` are their old numbers, and L stands for a new class."""
+        old = self.weight
+        if optimizer is not None:  # first, because it may refuse
+            carry_over(optimizer, old, weight, rows)
+        weight.requires_grad_(old.requires_grad)
+        self.weight, self.num_classes = weight, len(weight)
+        if self.solver == "hyperpower":
+            known = self.sigma.any()  # all zero: no estimate yet
+            self.sigma = torch.cat([self.sigma, self.sigma.new_zeros(1, *self.sigma.shape[1:])])[rows]
+            if known and len(weight) > len(old):
+                self.sigma[-1] = projection.normalization_matrix(weight[-1:], self.eps)[0]
+        refuse_from_now_on(old)
+
+    def _checked(self, name: str, x: Tensor, least: int) -> Tensor:
+        if x.ndim != 2 or x.shape[1] != self.in_features or not x.is_floating_point():
+            raise ValueError(
+                f"{name} must be floating-point (n, {self.in_features}) for this head, got {x.dtype} {tuple(x.shape)}"
+            )
+        if len(x) < least:
+            raise ValueError(f"a subspace of dimension {self.capsule_dim} needs at least {least} {name}, got {len(x)}")
+        if not x.isfinite().all():
+            raise ValueError(f"{name} must be finite, got NaN or infinity")
+        return x
+
+    def _seen(self, x: Tensor) -> Tensor:
+        """Features as the head projects them, in a precision and on a device that its bases can be found in."""
+        return self._features(x.to(self.weight.device, torch.promote_types(x.dtype, torch.float32)))
 
     def extra_repr(self) -> str:
         scale = "learned" if isinstance(self.scale, Tensor) else self.scale
@@ -188,7 +305,7 @@ class CapsuleProjection(nn.Module):
         return ", ".join([f"{self.in_features}, {self.num_classes}, capsule_dim={self.capsule_dim}", *changed])
 
     def _features(self, x: Tensor) -> Tensor:
-        return _unit(x) if self.normalize else x
+        return unit(x) if self.normalize else x
 
     @torch.no_grad()
     def _next_sigma(self) -> Tensor:
@@ -230,94 +347,11 @@ class FoldedProjection(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Capsule lengths: `(..., d) -> (..., L)`."""
-        x = _unit(x) if self.normalize else x
-        return _scaled(_group_lengths(F.linear(x, self.weight), self.capsule_dim), self.scale)
+        x = unit(x) if self.normalize else x
+        return scaled(group_lengths(F.linear(x, self.weight), self.capsule_dim), self.scale)
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.num_classes}, capsule_dim={self.capsule_dim}"
-
-
-class GroupedNeurons(nn.Module):
-    """The GroupNeuron ablation (Table 3): c neurons for each class, scored by the length of the group, no projection.
-
-    Example:
-        >>> GroupedNeurons(64, 10, capsule_dim=8)(torch.randn(32, 64)).shape
-        torch.Size([32, 10])
-    """
-
-    def __init__(
-        self,
-        in_features: int,
-        num_classes: int,
-        capsule_dim: int = 4,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        _check_sizes(in_features=in_features, num_classes=num_classes, capsule_dim=capsule_dim)
-        self.capsule_dim = capsule_dim
-        self.neurons = nn.Linear(in_features, num_classes * capsule_dim, device=device, dtype=dtype)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """`|A_l x + b_l|`: `(..., d) -> (..., L)`."""
-        return _group_lengths(self.neurons(x), self.capsule_dim)
-
-
-class WeightNormalized(nn.Module):
-    """`w_l'x / |w_l|`: weight normalization, whose absolute value is the capsule length for c = 1 (Section 2.4)."""
-
-    def __init__(
-        self,
-        in_features: int,
-        num_classes: int,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        _check_sizes(in_features=in_features, num_classes=num_classes)
-        self.weight = nn.Parameter(torch.empty(num_classes, in_features, device=device, dtype=dtype))
-        nn.init.uniform_(self.weight, -(in_features**-0.5), in_features**-0.5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """`(..., d) -> (..., L)`."""
-        return F.linear(x, _unit(self.weight))
-
-
-class Subcenters(nn.Module):
-    """The best of k unit centres for each class by cosine, times a scale: the discrete counterpart of a subspace.
-
-    As in sub-center ArcFace (ECCV 2020), without its margin.
-    """
-
-    def __init__(
-        self,
-        in_features: int,
-        num_classes: int,
-        centers: int = 4,
-        *,
-        scale: Scale = "learned",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        _check_sizes(in_features=in_features, num_classes=num_classes, centers=centers)
-        self.weight = nn.Parameter(torch.empty(num_classes, centers, in_features, device=device, dtype=dtype))
-        self.scale = _scale(scale, SCALE_OF_UNIT_FEATURES, device, dtype)
-        nn.init.uniform_(self.weight, -(in_features**-0.5), in_features**-0.5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """`scale max_k cos(x, w_lk)`: `(..., d) -> (..., L)`."""
-        cosines = F.linear(_unit(x), _unit(self.weight).flatten(0, 1)).unflatten(-1, self.weight.shape[:2])
-        return _scaled(cosines.amax(-1), self.scale)
-
-
-class Cosine(Subcenters):
-    """`scale cos(x, w_l)`: unit features, unit weights, one centre for each class."""
-
-    def __init__(self, in_features: int, num_classes: int, **options: Any) -> None:
-        super().__init__(in_features, num_classes, centers=1, **options)
 
 
 # From name to constructor, all called as (in_features, num_classes, capsule_dim, **options).
@@ -338,31 +372,13 @@ def create_head(name: str, in_features: int, num_classes: int, capsule_dim: int 
     return HEADS[name](in_features, num_classes, capsule_dim, **options)
 
 
-def _check_sizes(**sizes: int) -> None:
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{name} must be at least 1, got {size}")
+def _leading_directions(features: Tensor, count: int, others: Tensor | None, contrast: float) -> Tensor:
+    """The orthonormal `(count, d)` that keep the most of features `(n, d)`, less what they keep of the others.
 
-
-def _scale(
-    scale: Scale, start: float, device: torch.device | str | None, dtype: torch.dtype | None
-) -> nn.Parameter | float | None:
-    if scale == "learned":
-        return nn.Parameter(torch.full((), start, device=device, dtype=dtype))
-    if scale is not None and not (isinstance(scale, int | float) and scale > 0):
-        raise ValueError(f"scale must be None, a number above 0, or 'learned', got {scale!r}")
-    return scale
-
-
-def _scaled(scores: Tensor, scale: Tensor | float | None) -> Tensor:
-    return scores if scale is None else scores * scale
-
-
-def _unit(x: Tensor) -> Tensor:
-    """`x / |x|` along the last dimension, with no overflow on the way; 0 stays 0."""
-    largest = x.detach().abs().amax(-1, keepdim=True).clamp_min(1e-20)
-    return F.normalize(x / largest, dim=-1, eps=1e-6)
-
-
-def _group_lengths(y: Tensor, size: int) -> Tensor:
-    return torch.linalg.vector_norm(y.unflatten(-1, (-1, size)), dim=-1)
+    With the others' mean of x x' `(d, d)`: the trace of B (S - contrast S_others) B' is largest for the leading
+    eigenvectors of the difference. Without them these are the right singular vectors of the features.
+    """
+    if others is None or contrast == 0:
+        return torch.linalg.svd(features, full_matrices=False).Vh[:count]
+    difference = features.mT @ features / len(features) - contrast * others
+    return torch.linalg.eigh(difference).eigenvectors.mT.flip(0)[:count]

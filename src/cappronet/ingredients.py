@@ -1,6 +1,7 @@
 """From a recipe to its ingredients: images, batches, model, optimizer, learning rate."""
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from cappronet import projection
+from cappronet.backbones.speedrun import SpeedRun
 from cappronet.batches import Augmentation, Batches, channel_statistics
 from cappronet.datasets import Dataset, Images, hold_out, load_dataset, take
 from cappronet.heads import CapsuleProjection
@@ -28,11 +30,15 @@ __all__ = [
 
 # Bases that start from features are found in so many images of each class.
 IMAGES_FOR_START = 50
+IMAGES_TO_WHITEN = 2000
 
 
 def prepare(recipe: Recipe, cache: str | None = None) -> Dataset:
     """The dataset as the recipe wants it: a part of the training images, and what errors are measured on."""
     data = load_dataset(recipe.data, Path(cache) if cache else None)
+    if data.train.holds_features != (recipe.backbone == "features"):
+        holds = "feature vectors" if data.train.holds_features else "images"
+        raise ValueError(f"{recipe.data} holds {holds}: the backbone 'features' takes vectors, every other one images")
     if recipe.classes:
         data = _only(data, recipe.classes)
     training, test = data.train, data.test
@@ -93,9 +99,17 @@ def build_model(recipe: Recipe, data: Dataset) -> CapProNet:
         std=std.tolist(),
         **recipe.head_options(),
     )
+    if isinstance(model.backbone, SpeedRun):
+        model.backbone.look_at(torch.cat([x for x, _ in _some(recipe, data, IMAGES_TO_WHITEN)]))
     if isinstance(model.head, CapsuleProjection):
         start_head(recipe, model, data)
     return model
+
+
+def _some(recipe: Recipe, data: Dataset, size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Batches of some training images, as the recipe trains on them."""
+    chosen = take(data.train, min(size, len(data.train)), recipe.seed)
+    return training_batches(recipe, Dataset(data.name, data.classes, chosen, data.test)).epoch(0)
 
 
 @torch.no_grad()
@@ -108,10 +122,8 @@ def start_head(recipe: Recipe, model: CapProNet, data: Dataset) -> None:
     if recipe.head_start == "uniform":
         return
     if recipe.head_start == "features":
-        size = min(len(data.train), IMAGES_FOR_START * len(data.classes))
-        first = Dataset(data.name, data.classes, take(data.train, size, recipe.seed), data.test)
-        batches = training_batches(recipe, first)
-        x, y = map(torch.cat, zip(*((model.features(x), y) for x, y in batches.epoch(0)), strict=True))
+        batches = _some(recipe, data, IMAGES_FOR_START * len(data.classes))
+        x, y = map(torch.cat, zip(*((model.features(x), y) for x, y in batches), strict=True))
         started = CapsuleProjection.from_features(x, y, recipe.capsule_dim, num_classes=len(data.classes))
         head.weight.copy_(started.weight)
     else:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cappronet.backbones import create_backbone
@@ -25,8 +26,10 @@ class CapProNet(nn.Module):
         capsule_dim: c, the dimension of each class's subspace.
         head: `"capsule"`, or a control: `"group"`, `"linear"`, `"cosine"`, `"weightnorm"`, `"subcenter"`.
         in_channels: channels of the images.
-        image_size: height and width of the images; of the backbones, only `pixels` depends on it.
+        image_size: height and width of the images; of the backbones, only `pixels` and `features` depend on it.
         files: whether images were files of any size, whose middle is cut out, or had this size from the start.
+        resize: scale images to this height and width before the backbone; 0 leaves them as they are.
+        pool: parts, across and down, that the backbone's last feature map is averaged over.
         dropout: dropout on the features before the head.
         backbone_dropout: dropout inside a WideResNet or DenseNet; 0 leaves it as the backbone's name says.
         classes: the names of the classes.
@@ -50,6 +53,8 @@ class CapProNet(nn.Module):
         in_channels: int = 3,
         image_size: int = 32,
         files: bool = False,
+        resize: int = 0,
+        pool: int = 1,
         dropout: float = 0.0,
         backbone_dropout: float = 0.0,
         classes: Sequence[str] = (),
@@ -66,6 +71,8 @@ class CapProNet(nn.Module):
             "in_channels": in_channels,
             "image_size": image_size,
             "files": files,
+            "resize": resize,
+            "pool": pool,
             "dropout": dropout,
             "backbone_dropout": backbone_dropout,
             "classes": list(classes) or [str(i) for i in range(num_classes)],
@@ -74,7 +81,8 @@ class CapProNet(nn.Module):
             **head_options,
         }
         options: dict[str, Any] = {"dropout": backbone_dropout} if backbone_dropout else {}
-        self.backbone = create_backbone(backbone, in_channels, image_size, **options)
+        self.backbone = create_backbone(backbone, in_channels, image_size, pool=pool, **options)
+        self.resize = resize
         self.dropout = nn.Dropout(dropout)
         self.head = create_head(head, self.feature_dim, num_classes, capsule_dim, **head_options)
 
@@ -89,6 +97,8 @@ class CapProNet(nn.Module):
 
     def features(self, images: Tensor) -> Tensor:
         """Images `(B, C, H, W)` to feature vectors `(B, d)`."""
+        if self.resize:
+            images = F.interpolate(images, (self.resize, self.resize), mode="bilinear", antialias=True)
         return self.backbone(images)
 
     def save_pretrained(self, folder: str | Path) -> None:

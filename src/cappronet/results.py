@@ -106,7 +106,9 @@ def read_rows(path: Path) -> list[Row]:
 def row_from(values: dict[str, Any]) -> Row:
     """A row as JSON holds it; what else stands beside its values is left out."""
     names = {field.name for field in dataclasses.fields(Row)}
-    plain: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items() if name in names}
+    plain: dict[str, Any] = {
+        name: tuple(v) if isinstance(v, list) else v for name, v in values.items() if name in names
+    }
     return Row(**plain)
 
 

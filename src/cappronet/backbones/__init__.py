@@ -12,15 +12,17 @@ from typing import Any
 from torch import nn
 
 from cappronet.backbones.densenet import DenseNetBC
+from cappronet.backbones.features import Features
 from cappronet.backbones.pixels import Pixels
 from cappronet.backbones.preact_resnet import PreActResNet
-from cappronet.backbones.resnet import ResNet
+from cappronet.backbones.resnet import ResNet, global_pooling
+from cappronet.backbones.speedrun import SpeedRun
 from cappronet.backbones.wide_resnet import WideResNet
 from cappronet.extras import require
 
 __all__ = ["BACKBONES", "create_backbone"]
 
-# From name to constructor, all called as (in_channels=..., **options); `pixels` needs image_size too.
+# From name to constructor, all called as (in_channels=..., **options); `pixels` and `features` need image_size too.
 BACKBONES: Mapping[str, Callable[..., nn.Module]] = {
     **{f"resnet{depth}": partial(ResNet, depth) for depth in (8, 14, 20, 32, 44, 56, 110)},
     "preact_resnet164": partial(PreActResNet, 164),
@@ -28,6 +30,8 @@ BACKBONES: Mapping[str, Callable[..., nn.Module]] = {
     "wrn_16_8": partial(WideResNet, 16, 8),
     "wrn_28_10": partial(WideResNet, 28, 10),
     "densenet_bc_100_12": partial(DenseNetBC, 100, 12),
+    "speedrun": SpeedRun,
+    "features": Features,
     "pixels": Pixels,
 }
 
@@ -36,7 +40,7 @@ TIMM_RESNETS = {f"resnet{depth}" for depth in (18, 26, 34, 50, 101, 152, 200)}
 
 
 def create_backbone(
-    name: str, in_channels: int = 3, image_size: int = 32, *, pretrained: bool = False, **options: Any
+    name: str, in_channels: int = 3, image_size: int = 32, *, pretrained: bool = False, pool: int = 1, **options: Any
 ) -> nn.Module:
     """A backbone by name, with the width of its features as `feature_dim`.
 
@@ -45,8 +49,9 @@ def create_backbone(
     Args:
         name: one of `BACKBONES`, any other CIFAR ResNet, or a model of timm, which must then be installed.
         in_channels: C, 3 for colour and 1 for grey.
-        image_size: height and width; only `pixels` depends on it.
+        image_size: height and width; only `pixels` depends on it, and `features`, which are so many numbers.
         pretrained: load timm's weights. There are none for our own backbones.
+        pool: parts, across and down, that the last feature map is averaged over; 2 gives four times the features.
         options: for the constructor: `dropout` of a WideResNet or DenseNet, or what `timm.create_model` takes.
 
     Raises:
@@ -62,15 +67,27 @@ def create_backbone(
     if constructor is None and name not in TIMM_RESNETS and (match := re.fullmatch(r"resnet([1-9]\d*)", name)):
         constructor = partial(ResNet, int(match[1]))
     if constructor is None:
+        if pool != 1:
+            raise ValueError(f"only our own backbones show their feature map: {name} can't be pooled to {pool}x{pool}")
         return _from_timm(name, in_chans=in_channels, pretrained=pretrained, **options)
     if pretrained:
         raise ValueError(f"there are no pretrained weights for {name!r}, only for timm's backbones")
-    if constructor is Pixels:
+    if constructor in (Pixels, Features):
         options["image_size"] = image_size
     try:
-        return constructor(in_channels=in_channels, **options)
+        backbone = constructor(in_channels=in_channels, **options)
     except TypeError as error:
         raise ValueError(f"{name} does not take {', '.join(options)}: {error}") from None
+    return backbone if pool == 1 else _pooled(name, backbone, pool)
+
+
+def _pooled(name: str, backbone: nn.Module, pool: int) -> nn.Module:
+    """Our networks end in one mean for each channel; this keeps `pool` by `pool` of them."""
+    if pool < 1 or not hasattr(backbone, "pool"):
+        raise ValueError(f"pool must be at least 1, and 1 for {name} if it has no feature map; got {pool}")
+    backbone.pool = global_pooling(pool)
+    backbone.feature_dim = backbone.feature_dim * pool**2  # type: ignore[assignment, operator]
+    return backbone
 
 
 def _from_timm(name: str, **options: Any) -> nn.Module:

@@ -72,9 +72,9 @@ def norm_relu(channels: int) -> nn.Sequential:
     return nn.Sequential(nn.BatchNorm2d(channels), nn.ReLU(inplace=True))
 
 
-def global_pooling() -> nn.Sequential:
-    """The mean of each channel over the image, whatever its size: `(B, C, H, W) -> (B, C)`."""
-    return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+def global_pooling(size: int = 1) -> nn.Sequential:
+    """The mean of each channel over `size` by `size` parts of the image: `(B, C, H, W) -> (B, C * size * size)`."""
+    return nn.Sequential(nn.AdaptiveAvgPool2d(size), nn.Flatten())
 
 
 def he_initialize(model: nn.Module) -> None:

@@ -18,7 +18,18 @@ if TYPE_CHECKING:
 
 __all__ = ["reproduce"]
 
-What = Literal["table1", "table2", "table3", "settings", "overhead", "figure1", "figure2"]
+What = Literal[
+    "table1",
+    "table2",
+    "table3",
+    "settings",
+    "overhead",
+    "figure1",
+    "figure2",
+    "fixed-features",
+    "new-classes",
+    "unknown",
+]
 
 
 def reproduce(
@@ -45,7 +56,8 @@ def reproduce(
     what
         table1: error rates with each backbone. table2: ImageNet. table3: grouped neurons against capsules. settings:
         one change of the head at a time. overhead: parameters and time that each head adds. figure1: a gradient step
-        of the layer. figure2: the plane of each class's capsules.
+        of the layer. figure2: the plane of each class's capsules. fixed-features: heads where only the head learns.
+        new-classes: classes added without training. unknown: images of no known class.
     scale
         paper: the paper's networks and schedules, for GPUs. cpu: the same comparison where two cores suffice.
     seeds
@@ -73,6 +85,9 @@ def reproduce(
         )
     if what == "overhead":
         _overhead(only or (), output)
+        return
+    if what in ("fixed-features", "new-classes", "unknown"):
+        _study(what, str(cifar10.resolve()) if cifar10 else "cifar10", folder, output, str(cache) if cache else None)
         return
     output.mkdir(parents=True, exist_ok=True)
     if what == "figure1":
@@ -165,6 +180,31 @@ def _planes(entries: "list[Entry]", folder: Path, output: Path, hardware: "Hardw
         console.print(f"Written to {' and '.join(map(str, paths))}, and dark ones beside them")
 
 
+def _study(name: str, data: str, folder: Path, output: Path, cache: str | None) -> None:
+    from importlib import import_module
+
+    from cappronet.benchmark import write
+
+    module = name.replace("-", "_")
+    study: Any = import_module(f"cappronet.studies.{module}")
+    path = _free(output, module)
+    with progress_bar(console) as show:
+        found = study.run(data, folder, show, cache=cache)
+    console.print(study.table(found))
+    write(found, path)
+    console.print(f"Written to {path}")
+
+
+def _free(output: Path, name: str) -> Path:
+    """A file that is not there yet, in a folder that is."""
+    output.mkdir(parents=True, exist_ok=True)
+    path, number = output / f"{name}.json", 1
+    while path.exists():
+        number += 1
+        path = output / f"{name}-{number}.json"
+    return path
+
+
 def _overhead(only: Sequence[str], output: Path) -> None:
     from cappronet import overhead
     from cappronet.benchmark import write
@@ -172,10 +212,7 @@ def _overhead(only: Sequence[str], output: Path) -> None:
     backbones = [name for name in overhead.BACKBONES if not only or any(word in name for word in only)]
     if not backbones:
         raise ValueError(f"no backbone has {' or '.join(only)}; there are {', '.join(overhead.BACKBONES)}")
-    output.mkdir(parents=True, exist_ok=True)
-    path = output / "overhead.json"
-    if path.exists():
-        raise FileExistsError(f"{path} exists and is left as it is; choose another --output")
+    path = _free(output, "overhead")
     with progress_bar(console) as show:
         found: Mapping[str, Any] = overhead.run(backbones, on_round=show.count)
     console.print(overhead.table(found))

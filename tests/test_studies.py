@@ -1,0 +1,101 @@
+"""The studies on digits: they run, go on from what is there, and find what they should."""
+
+import json
+
+import numpy as np
+import pytest
+
+from cappronet.datasets import load_dataset
+from cappronet.runs import Run
+from cappronet.studies import frozen, new_classes, unknown
+
+
+class Counted:
+    """A display that keeps what it was told."""
+
+    def __init__(self):
+        self.texts = []
+
+    def count(self, text, done, total):
+        assert 0 <= done <= total
+        self.texts.append(text)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("studies")
+
+
+@pytest.fixture(scope="module")
+def added(folder):
+    return new_classes.run("digits", folder, Counted())
+
+
+def errors(found, net, method, images, part="all"):
+    (row,) = [r for r in found["rows"] if (r["net"], r["method"], r["images"]) == (net, method, images)]
+    return sum(row[part]) / len(row[part])
+
+
+def test_new_classes_are_learned_without_training(added, folder):
+    added = json.loads(json.dumps(added))
+    assert added["recipes"]["capsule"]["classes"] == list(range(8))
+    assert added["environment"]["data"] == load_dataset("digits").fingerprint()
+    limit = errors(added, "capsule", "retrained on all ten classes", 0)
+    assert limit == pytest.approx(Run(folder / "ten-classes").summary["error"], abs=1e-4)
+    before = Run(folder / "eight-classes").summary["error"]
+    assert added["before"]["capsule"] == pytest.approx(before, abs=1e-9)
+    for net in ("capsule", "linear"):
+        few, everything = (errors(added, net, "subspaces set, two added", n) for n in (5, 0))
+        assert everything < few
+        assert everything < errors(added, net, "nearest class mean", 0)
+        assert everything < 15
+        for part, share in (("new", 71 / 360), ("old", 289 / 360)):
+            assert errors(added, net, "subspaces set, two added", 0, part) * share <= everything
+    # as the documentation of add_class warns
+    plain = errors(added, "capsule", "trained subspaces, two added", 0, "old")
+    assert plain > 2 * errors(added, "capsule", "subspaces set, two added", 0, "old")
+
+
+def test_new_classes_table_and_page(added):
+    text = new_classes.markdown(added)
+    lines = text.splitlines()
+    assert len(added["rows"]) == 1 + 4 * (8 + 6)
+    assert len(lines) == 2 + 1 + 8 + 6
+    assert len({line.count("|") for line in lines}) == 1
+    assert new_classes.table(added).row_count == 1 + 8 + 6
+    means = [f"{errors(added, 'linear', 'nearest class mean', n):.2f}" for n in (5, 20, 100, 0)]
+    (line,) = [line for line in lines if line.startswith("| linear | nearest class mean |")]
+    assert [cell.split()[0] for cell in line.split("|")[3:7]] == means
+    drawn = [row for row in added["rows"] if row["images"] == 5]
+    assert all(len(row["all"]) == new_classes.QUICK_DRAWS for row in drawn)
+    assert "±" in text
+
+
+def test_unknown_inputs_reuse_the_networks(added, folder):
+    display = Counted()
+    found = json.loads(json.dumps(unknown.run("digits", folder, display)))
+    assert not [text for text in display.texts if "training eight" in text or "training images" in text]
+    assert found["errors"]["capsule"] == pytest.approx(added["before"]["capsule"])
+    kinds = ["held-out classes", "photo patches", "shuffled pixels", "noise", "gaussian-noise"]
+    assert list(found["images"]) == ["known", *kinds]
+    assert found["images"]["known"] + found["images"]["held-out classes"] == 360
+    rows = {(row["net"], row["score"]): row["kinds"] for row in found["rows"]}
+    for net in ("capsule", "linear"):
+        held_out, *others = (rows[net, "class residual"][kind][0] for kind in kinds)
+        assert held_out > 0.9
+        assert min(others) > 0.95
+        assert held_out > rows[net, "max softmax"]["held-out classes"][0]
+    text = unknown.markdown(found)
+    assert "residual, angle" in text
+    assert len({line.count("|") for line in text.splitlines()}) == 1
+    assert unknown.table(found).row_count == len(found["rows"])
+
+
+def test_a_study_does_not_take_over_another_run(added, folder, tmp_path):
+    with pytest.raises(FileExistsError, match="holds a run of another recipe"):
+        frozen.trained(frozen.recipe("digits").changed(seed=1), folder / "eight-classes", Counted(), None)
+    data = load_dataset("digits")
+    x, y = data.train.pixels[:, 0].numpy(), data.train.labels.numpy() % 3
+    np.savez(tmp_path / "three.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    with pytest.raises(ValueError, match="images of ten classes"):
+        new_classes.run(str(tmp_path / "three.npz"), tmp_path / "runs", Counted())
