@@ -65,6 +65,7 @@ def test_errors_and_times_are_those_of_the_rivals(small):
     seen = []
     found = measure(FEW, [small] * 3, lambda name, number: seen.append((number, name)))
     assert sorted(seen) == sorted((number, name) for number in range(3) for name in FEW)
+    assert [name for _, name in seen[:4]] != [name for _, name in seen[4:8]]
     for name, make in FEW.items():
         assert found[name]["error"] == pytest.approx(100 * (1 - make().fit(*small[:2]).score(*small[2:])))
         assert 0 < found[name]["fit_seconds"]["low"] <= found[name]["fit_seconds"]["high"]
@@ -81,6 +82,14 @@ def test_the_slow_are_fitted_once_but_never_the_reference(small, monkeypatch):
     assert {name: result["rounds"] for name, result in found.items()} == {
         name: 3 if name == REFERENCE else 1 for name in FEW
     }  # fmt: skip
+
+
+def test_a_rival_that_refuses_is_shown_as_such(small):
+    makers = {REFERENCE: LogisticRegression, "no": lambda: LogisticRegression(C=-1)}
+    found = measure(makers, [small] * 2)
+    assert "'C' parameter" in found["no"]["refused"]
+    costs = {"data": {"made": {"n": 400, "d": 12, "rivals": found}}}
+    assert "| no (refused) |  |" in estimator_benchmark.markdown(costs).splitlines()[3]
 
 
 def test_a_file_with_and_without_a_test_part(tmp_path, small):

@@ -81,3 +81,16 @@ def test_a_pickle_in_the_folder_is_not_executed(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="is damaged"):
         CapProNet.from_pretrained(tmp_path)
     assert not Path("trap-was-sprung").exists()
+
+
+def test_a_model_whose_classes_changed_is_saved_and_loaded(tmp_path):
+    model = CapProNet("resnet8", 3, 2, classes=("a", "b", "c")).eval()
+    assert model.add_class(torch.randn(5, 64), "d") == 3
+    model.remove_class(1)
+    model.save_pretrained(tmp_path)
+    again = CapProNet.from_pretrained(tmp_path)
+    assert again.config["classes"] == ["a", "c", "d"]
+    images = torch.randn(2, 3, 32, 32)
+    assert torch.equal(again(images), model(images))
+    with pytest.raises(TypeError, match="this one is linear"):
+        CapProNet("resnet8", 3, head="linear").remove_class(0)

@@ -1,4 +1,4 @@
-"""What the README shows is so."""
+"""What the README and the pages show is so."""
 
 import json
 import re
@@ -6,21 +6,29 @@ from pathlib import Path
 
 import pytest
 
-from cappronet import benchmark, results, step_benchmark
+from cappronet import benchmark, estimator_benchmark, results, step_benchmark
+from cappronet.reproduction import tables
+from cappronet.studies import fixed_features, new_classes, unknown
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
 
-def between(name):
-    return re.search(rf"<!-- {name} -->\n(.*?)\n<!-- /{name} -->", README, re.DOTALL)[1]
+PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+
+
+def between(name, page="README.md"):
+    return re.search(rf"<!-- {name} -->\n(.*?)\n?<!-- /{name} -->", (ROOT / page).read_text(), re.DOTALL)[1]
 
 
 def loaded(name):
     return json.loads((ROOT / "results" / name).read_text())
 
 
-@pytest.mark.parametrize("block", re.findall(r"```python\n(.*?)```", README, re.DOTALL))
+BLOCKS = [block for page in PAGES for block in re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)]
+
+
+@pytest.mark.parametrize("block", BLOCKS)
 def test_code_runs(block):
     names = {}
     exec(block, names)
@@ -52,17 +60,37 @@ def test_the_benchmarks_are_what_the_tool_measured():
     assert f"{imagenet:.2f} times a linear layer with as many weights" in README.replace("\n", " ")
 
 
-def test_commands_and_options_exist():
+# A page, a table in it, the file that carries its numbers, and what makes the one of the other.
+TABLES = [
+    ("docs/embeddings.md", "estimator", "estimator_benchmark.json", estimator_benchmark.markdown),
+    ("docs/embeddings.md", "fixed_features", "fixed_features.json", fixed_features.markdown),
+    ("docs/embeddings.md", "new_classes", "new_classes.json", new_classes.markdown),
+    ("docs/embeddings.md", "unknown", "unknown.json", unknown.markdown),
+    ("docs/reproduction.md", "settings-cpu", "settings-cpu.json", lambda content: tables.markdown(content["rows"])),
+]
+
+
+@pytest.mark.parametrize(("page", "name", "file", "markdown"), TABLES, ids=[name for _, name, _, _ in TABLES])
+def test_a_table_is_what_the_tool_measured(page, name, file, markdown):
+    assert between(name, page) == markdown(loaded(file))
+
+
+def test_every_table_of_numbers_is_checked():
+    marked = {name for page in PAGES for name in re.findall(r"<!-- (\w[\w-]*) -->", (ROOT / page).read_text())}
+    assert marked == {name for _, name, _, _ in TABLES} | {"comparison", "benchmark", "steps"}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_and_options_exist(page):
     from cappronet.cli import app
-    from cappronet.recipe import Recipe
 
-    for line in re.findall(r"^cappronet (\w+)(.*?)(?:#|$)", README, re.MULTILINE):
-        assert app[line[0]]
-        for option in re.findall(r"--([\w-]+)", line[1]):
-            assert hasattr(Recipe, option.replace("-", "_")) or option in ("seeds", "recipe", "resume"), option
+    for name, rest in re.findall(r"^cappronet (\w+)(.*?)(?:#|$)", (ROOT / page).read_text(), re.MULTILINE):
+        options = {option for argument in app[name].assemble_argument_collection() for option in argument.names}
+        for option in re.findall(r"(?<= )--?[a-z][\w-]*", rest):
+            assert option in options, (name, option)
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/theory.md", "docs/decisions.md"])
+@pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page):
     for link in re.findall(r"\]\(([^)#]+)\)", (ROOT / page).read_text()):
         assert link.startswith("https://") or (ROOT / page).parent.joinpath(link).exists(), link

@@ -4,6 +4,7 @@ import random
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -113,6 +114,48 @@ def digits() -> Iterator[Split]:
         yield Split(x[fit], y[fit], x[test], y[test])
 
 
+@dataclass
+class Tally:
+    """What was seen of one rival: seconds to fit, milliseconds to predict 1,000 samples, errors."""
+
+    fit: list[float] = field(default_factory=list)
+    predict: list[float] = field(default_factory=list)
+    wrong: int = 0
+    tested: int = 0
+    converged: bool = True
+    refused: str = ""
+
+    def take(self, model: Any, split: Split) -> None:
+        """Fit and predict, and note times and errors; of a rival that can't be fitted, note why."""
+        start = time.perf_counter()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                model.fit(split.x, split.y)
+            except ValueError as error:
+                self.refused = str(error).strip().partition("\n")[0]
+                return
+        middle = time.perf_counter()
+        self.wrong += int((model.predict(split.x_test) != split.y_test).sum())
+        self.predict.append(1e6 * (time.perf_counter() - middle) / len(split.y_test))
+        self.fit.append(middle - start)
+        self.tested += len(split.y_test)
+        self.converged &= all(warning.category.__name__ != "ConvergenceWarning" for warning in caught)
+
+    def summary(self, reference: "Tally") -> dict[str, Any]:
+        """Error, and median and 10 to 90 % range of the times and of how many times faster than the reference."""
+        if self.refused:
+            return {"refused": self.refused}
+        return {
+            "error": 100 * self.wrong / self.tested,
+            "fit_seconds": spread(self.fit),
+            "predict_ms_per_1000": spread(self.predict),
+            "times_as_fast": spread([a / b for a, b in zip(reference.fit, self.fit, strict=False)]),
+            "rounds": len(self.fit),
+            "converged": self.converged,
+        }
+
+
 def measure(
     makers: Mapping[str, Callable[[], Any]],
     rounds: Sequence[Split],
@@ -120,50 +163,28 @@ def measure(
 ) -> dict[str, Any]:
     """Fit every rival in each round, in an order drawn anew, so that what else the machine does hits all alike."""
     order = random.Random(0)
-    fit: dict[str, list[float]] = {name: [] for name in makers}
-    predict: dict[str, list[float]] = {name: [] for name in makers}
-    wrong, tested, stopped = dict.fromkeys(makers, 0), dict.fromkeys(makers, 0), set()
+    tallies = {name: Tally() for name in makers}
     for number, split in enumerate(rounds):
         for name in order.sample(list(makers), len(makers)):
-            if name != REFERENCE and fit[name] and fit[name][0] > SLOW:
-                continue
+            tally = tallies[name]
             on_fit(name, number)
-            model, start = makers[name](), time.perf_counter()
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                model.fit(split.x, split.y)
-            middle = time.perf_counter()
-            wrong[name] += int((model.predict(split.x_test) != split.y_test).sum())
-            predict[name].append((time.perf_counter() - middle) / len(split.y_test))
-            fit[name].append(middle - start)
-            tested[name] += len(split.y_test)
-            if any(warning.category.__name__ == "ConvergenceWarning" for warning in caught):
-                stopped.add(name)
-    return {
-        name: {
-            "error": 100 * wrong[name] / tested[name],
-            "fit_seconds": spread(fit[name]),
-            "predict_ms_per_1000": spread([1e6 * t for t in predict[name]]),
-            "times_as_fast": spread([a / b for a, b in zip(fit[REFERENCE], fit[name], strict=False)]),
-            "rounds": len(fit[name]),
-            "converged": name not in stopped,
-        }
-        for name in makers
-    }
+            slow = name != REFERENCE and tally.fit and tally.fit[0] > SLOW
+            if not slow and not tally.refused:
+                tally.take(makers[name](), split)
+    return {name: tally.summary(tallies[REFERENCE]) for name, tally in tallies.items()}
 
 
 def run(
     data: FeatureData | None = None,
     *,
     rounds: int = 3,
-    embeddings: Split | None = None,
     on_fit: Callable[[str, int, int], None] = lambda _text, _done, _total: None,
 ) -> dict[str, Any]:
     """Compare all rivals on digits, and on the features of a file or made ones; a dictionary that JSON can hold."""
     import sklearn
 
     makers, folds = rivals(), list(digits())
-    split = embeddings or (from_file(data) if data else made_features())
+    split = from_file(data) if data else made_features()
     name = data.path.name if data else "made features"
     total = len(makers) * (len(folds) + rounds)
     done = iter(range(total + 1))
@@ -209,6 +230,9 @@ def markdown(costs: Mapping[str, Any]) -> str:
 
 def _rows(found: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     for name, result in found.items():
+        if "refused" in result:
+            yield (f"{name} (refused)", *[""] * (len(HEADINGS) - 1))
+            continue
         fit, fast, predict = (result[key] for key in ("fit_seconds", "times_as_fast", "predict_ms_per_1000"))
         yield (
             name if result["converged"] else f"{name} (did not converge)",

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cappronet.backbones import create_backbone
-from cappronet.heads import create_head
+from cappronet.heads import CapsuleProjection, create_head
 
 __all__ = ["CapProNet"]
 
@@ -100,6 +100,23 @@ class CapProNet(nn.Module):
         if self.resize:
             images = F.interpolate(images, (self.resize, self.resize), mode="bilinear", antialias=True)
         return self.backbone(images)
+
+    def add_class(self, features: Tensor, name: str, **options: Any) -> int:
+        """Add a class to a capsule head under a name, without training: see `CapsuleProjection.add_class`."""
+        number = self._capsules().add_class(features, **options)
+        self.config |= {"num_classes": number + 1, "classes": [*self.config["classes"], name]}
+        return number
+
+    def remove_class(self, index: int, **options: Any) -> None:
+        """Remove a class of a capsule head: see `CapsuleProjection.remove_class`."""
+        self._capsules().remove_class(index, **options)
+        names = [name for number, name in enumerate(self.config["classes"]) if number != index]
+        self.config |= {"num_classes": len(names), "classes": names}
+
+    def _capsules(self) -> CapsuleProjection:
+        if not isinstance(self.head, CapsuleProjection):
+            raise TypeError(f"only capsule heads can change their classes, this one is {self.config['head']}")
+        return self.head
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write `config.json` and `model.safetensors` into a folder."""

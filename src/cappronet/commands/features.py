@@ -155,7 +155,7 @@ def probe(
     console.print(f"Error: {measured_on(data, rows, plan)}, with Wilson's 95 % interval.")
     console.print(f"Valid: the error by {validated_on(data, plan)}.")
     console.print("Fit s: on one core. ms: for one sample.")
-    if min(rows, key=lambda row: row.validated).setting.head == "knn":
+    if min(rows, key=lambda row: (row.validated, row.parameters)).setting.head == "knn":
         console.print(
             "Nearest neighbours have the lowest error on what was held out, but they keep samples, not a model."
         )

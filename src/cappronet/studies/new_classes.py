@@ -82,7 +82,8 @@ def table(found: Mapping[str, Any]) -> Table:
     title = f"Test errors in %, by images of each new class; on the eight alone, before any was added: {before}"
     result = Table(title=title, title_justify="left")
     for heading in HEADINGS:
-        result.add_column(heading, justify="left" if heading in ("net", "method") else "right")
+        text = heading in ("net", "method")
+        result.add_column(heading, justify="left" if text else "right", no_wrap=text)
     for cells in _cells(found):
         result.add_row(*cells)
     return result

@@ -63,7 +63,8 @@ def table(found: Mapping[str, Any]) -> Table:
     title = f"AUROC / FPR at 95 % TPR, in %; errors of the networks on the classes they know: {errors}"
     result = Table(title=title, title_justify="left")
     for heading in _headings(found):
-        result.add_column(heading, justify="left" if heading in ("net", "score") else "right")
+        text = heading in ("net", "score")
+        result.add_column(heading, justify="left" if text else "right", no_wrap=text)
     for before, row in zip([None, *found["rows"]], found["rows"], strict=False):
         if before and before["net"] != row["net"]:
             result.add_section()
