@@ -158,7 +158,8 @@ def _shown(title: str, found: list[dict[str, Any]]) -> Table:
     table = Table(title=f"{title}: {lines[0][1]} on {lines[0][0]}", title_justify="left")
     kept = [i for i in tables.filled(lines) if i > 1]
     for i in kept:
-        table.add_column(tables.COLUMNS[i], justify="left" if i == 2 else "right", no_wrap=i > 2)
+        heading = tables.COLUMNS[i].replace(" ", "\n")  # numbers must not be cut: let headings be tall
+        table.add_column(heading, justify="left" if i == 2 else "right", no_wrap=i > 2)
     for line in lines:
         table.add_row(*(line[i] for i in kept))
     return table
