@@ -93,3 +93,8 @@ def test_commands_and_options_exist(page):
 def test_links_lead_somewhere(page):
     for link in re.findall(r"\]\(([^)#]+)\)", (ROOT / page).read_text()):
         assert link.startswith("https://") or (ROOT / page).parent.joinpath(link).exists(), link
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "results").glob("*.json")), ids=lambda file: file.name)
+def test_a_result_file_names_no_place_on_the_machine_that_wrote_it(file):
+    assert re.findall(r'"(?:/|[A-Z]:\\)[^"]*"', file.read_text()) == []

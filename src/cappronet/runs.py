@@ -175,7 +175,8 @@ def environment(**more: Any) -> dict[str, Any]:
         "system": platform.platform(),
         "threads": torch.get_num_threads(),
         "commit": _commit(),
-        "command": sys.argv[1:],
+        # Result files are published: of a path on this machine, its last part is enough.
+        "command": [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]],
         **more,
     }
 

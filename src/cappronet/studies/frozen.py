@@ -19,7 +19,7 @@ from cappronet.recipe import Recipe
 from cappronet.runs import Run, write_atomically
 from cappronet.training import Hardware, Interrupted, train
 
-__all__ = ["NETS", "NEW", "OLD", "Frozen", "frozen", "load_ten_classes", "recipe", "tracker", "trained"]
+__all__ = ["NETS", "NEW", "OLD", "Frozen", "frozen", "load_ten_classes", "networks", "recipe", "tracker", "trained"]
 
 OLD, NEW = tuple(range(8)), (8, 9)
 # What each network changes in the recipe, and the folder of its run.
@@ -90,6 +90,12 @@ def frozen(net: str, data: Dataset, source: str, folder: Path, display: Display,
         for part, images in (("training", data.train), ("test", data.test))
     )
     return Frozen(model, of_net, x, data.train.labels, x_test, data.test.labels)
+
+
+def networks(source: str, folder: Path, display: Display, cache: str | None) -> tuple[Dataset, dict[str, Frozen]]:
+    """The images of a dataset of ten classes, and all of `NETS`, by name."""
+    data = load_ten_classes(source, cache)
+    return data, {name: frozen(name, data, source, folder, display, cache) for name in NETS}
 
 
 def tracker(text: str, display: Display) -> Callable[[Iterable[T], int], Iterator[T]]:

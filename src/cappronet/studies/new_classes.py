@@ -24,7 +24,7 @@ from cappronet.heads import CapsuleProjection
 from cappronet.ingredients import evaluation_batches
 from cappronet.results import interval
 from cappronet.runs import environment
-from cappronet.studies.frozen import NETS, NEW, OLD, Frozen, frozen, load_ten_classes, trained
+from cappronet.studies.frozen import NETS, NEW, OLD, Frozen, networks, trained
 
 __all__ = ["markdown", "run", "table"]
 
@@ -46,16 +46,8 @@ Method = Callable[[Frozen, Tensor, Tensor], Callable[[Tensor], Tensor]]
 
 
 def run(data: str, folder: Path, display: Display, *, cache: str | None = None) -> dict[str, Any]:
-    """Train on eight classes, add two, and measure errors on the test images of all ten.
-
-    Args:
-        data: a dataset of ten classes by name or path; `"digits"` is a quick version.
-        folder: where networks are kept; what is there already is used.
-        display: shows how far things are.
-        cache: folder of downloaded datasets.
-    """
-    images = load_ten_classes(data, cache)
-    nets = {name: frozen(name, images, data, folder, display, cache) for name in NETS}
+    """Train on eight classes, add two, and measure errors on the test images of all ten."""
+    images, nets = networks(data, folder, display, cache)
     whole = nets["capsule"].recipe.changed(classes=())
     retrained = trained(whole, folder / "ten-classes", display, cache)
     scores, _ = predict(retrained, evaluation_batches(whole, images).epoch(0))
@@ -68,7 +60,8 @@ def run(data: str, folder: Path, display: Display, *, cache: str | None = None) 
         rows.append(_row(net, method, count, errors))
     return {
         "study": "new-classes",
-        "recipes": {name: net.recipe.to_dict() for name, net in nets.items()} | {"retrained": whole.to_dict()},
+        "recipes": {name: net.recipe.to_dict() | {"data": images.name} for name, net in nets.items()}
+        | {"retrained": whole.to_dict() | {"data": images.name}},
         "settings": {"capsule_dim": CAPSULE_DIM, "contrast": CONTRAST, "fits": FITS, "lr": LEARNING_RATES},
         "before": {name: _errors(net.model.head(net.x_test).detach(), net.y_test)["old"] for name, net in nets.items()},
         "rows": rows,

@@ -19,7 +19,7 @@ from cappronet.model import CapProNet
 from cappronet.novelty import fit_scores, separations
 from cappronet.prediction import NOISES, features, noise
 from cappronet.runs import environment
-from cappronet.studies.frozen import NETS, OLD, Frozen, frozen, load_ten_classes, tracker
+from cappronet.studies.frozen import OLD, Frozen, networks, tracker
 
 __all__ = ["markdown", "run", "table"]
 
@@ -29,16 +29,8 @@ PATCH = 32
 
 
 def run(data: str, folder: Path, display: Display, *, cache: str | None = None) -> dict[str, Any]:
-    """Train networks on eight classes, and measure AUROC and FPR at 95 % TPR of every score for unknown images.
-
-    Args:
-        data: a dataset of ten classes by name or path; `"digits"` is a quick version.
-        folder: where networks are kept; what is there already is used.
-        display: shows how far things are.
-        cache: folder of downloaded datasets.
-    """
-    images = load_ten_classes(data, cache)
-    nets = {name: frozen(name, images, data, folder, display, cache) for name in NETS}
+    """Train networks on eight classes, and measure AUROC and FPR at 95 % TPR of every score for unknown images."""
+    images, nets = networks(data, folder, display, cache)
     rows, counts = [], {}
     for name, net in nets.items():
         known = net.y_test < len(OLD)
@@ -49,7 +41,7 @@ def run(data: str, folder: Path, display: Display, *, cache: str | None = None) 
         counts = {"known": int(known.sum())} | {kind: len(x) for kind, x in kinds.items()}
     return {
         "study": "unknown",
-        "recipes": {name: net.recipe.to_dict() for name, net in nets.items()},
+        "recipes": {name: net.recipe.to_dict() | {"data": images.name} for name, net in nets.items()},
         "errors": {name: _error(net) for name, net in nets.items()},
         "images": counts,
         "rows": rows,
