@@ -5,6 +5,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from cappronet.commands.exploring import explore
+from cappronet.commands.exporting import export
 from cappronet.commands.features import embed, probe
 from cappronet.commands.inventory import list_
 from cappronet.commands.measuring import benchmark
@@ -15,7 +16,7 @@ from cappronet.commands.training import compare, train
 __all__ = ["app", "main"]
 
 app = App(name="cappronet", help="Capsule projection heads: train them, compare them, look inside.")
-for command in (train, compare, evaluate, predict, embed, probe, explore, benchmark, reproduce):
+for command in (train, compare, evaluate, predict, embed, probe, explore, export, benchmark, reproduce):
     app.command(command)
 app.command(list_, name="list")
 

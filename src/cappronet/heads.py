@@ -338,12 +338,14 @@ class FoldedProjection(nn.Module):
     """A trained `CapsuleProjection` for inference: orthonormal bases as one linear map, then the norm of each group."""
 
     weight: Tensor
+    scale: Tensor | None
 
     def __init__(self, basis: Tensor, *, normalize: bool = False, scale: float | None = None) -> None:
         super().__init__()
         self.num_classes, self.capsule_dim, self.in_features = basis.shape
-        self.normalize, self.scale = normalize, scale
+        self.normalize = normalize
         self.register_buffer("weight", basis.flatten(0, 1).clone())
+        self.register_buffer("scale", None if scale is None else basis.new_tensor(scale))
 
     def forward(self, x: Tensor) -> Tensor:
         """Capsule lengths: `(..., d) -> (..., L)`."""

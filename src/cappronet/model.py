@@ -1,20 +1,20 @@
 """CapProNet: a backbone and a head, saved as safetensors with a JSON file that says how to build it again."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cappronet import pretrained
 from cappronet.backbones import create_backbone
 from cappronet.heads import CapsuleProjection, create_head
+from cappronet.model_card import model_card
 
 __all__ = ["CapProNet"]
-
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 
 class CapProNet(nn.Module):
@@ -82,6 +82,7 @@ class CapProNet(nn.Module):
         }
         options: dict[str, Any] = {"dropout": backbone_dropout} if backbone_dropout else {}
         self.backbone = create_backbone(backbone, in_channels, image_size, pool=pool, **options)
+        self.card = ""  # what a model card says of it, once there is one
         self.resize = resize
         self.dropout = nn.Dropout(dropout)
         self.head = create_head(head, self.feature_dim, num_classes, capsule_dim, **head_options)
@@ -119,40 +120,52 @@ class CapProNet(nn.Module):
         return self.head
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write `config.json` and `model.safetensors` into a folder."""
-        from safetensors import SafetensorError
-        from safetensors.torch import save_file
-
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
-        try:
-            save_file(tensors, folder / WEIGHTS)
-        except SafetensorError as error:
-            raise OSError(f"the model could not be written to {folder}; is the disk full? ({error})") from error
-        (folder / CONFIG).write_text(json.dumps(self.config, indent=1) + "\n", encoding="utf-8")
+        """Write `config.json`, `model.safetensors` and, unless there is one, a model card into a folder."""
+        pretrained.write(Path(folder), self.config, self.state_dict(), self.card or model_card(self.config))
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path) -> "CapProNet":
-        """Build the model that a folder describes, in eval mode. Nothing in the folder is executed."""
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
+    def from_pretrained(cls, name: str | Path, **options: Any) -> "CapProNet":
+        """Build a saved model, in eval mode. Nothing that is loaded is executed.
 
-        folder = Path(folder)
-        for name in (CONFIG, WEIGHTS):
-            if not (folder / name).is_file():
-                raise FileNotFoundError(f"{folder} holds no model: {name} is missing; a finished run has it")
+        Args:
+            name: a folder, or a name on the Hugging Face Hub such as `"someone/a-model"`.
+            options: for a name on the hub: `revision`, `token`, `cache_dir`, `local_files_only`, as
+                `huggingface_hub.snapshot_download` takes them.
+
+        Raises:
+            FileNotFoundError: the folder has no model.
+            ValueError: a file in it is damaged, or the two do not belong together.
+        """
+        folder = pretrained.located(name, **options)
+        config = pretrained.read_config(folder)
         try:
-            config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-            with torch.device("meta"):
+            with torch.device("meta"):  # no memory before the shapes are known to be right
                 model = cls(**config)
-            model.to_empty(device="cpu")  # and copy: kernels round differently on the file's unaligned memory
-            model.load_state_dict(load_file(folder / WEIGHTS), strict=True)
-        except (json.JSONDecodeError, UnicodeDecodeError, TypeError) as error:
-            raise ValueError(f"{folder / CONFIG} does not describe a model: {error}") from None
-        except SafetensorError as error:
-            raise ValueError(f"{folder / WEIGHTS} is damaged: {error}") from None
-        except RuntimeError as error:
-            first = str(error).splitlines()[-1].strip()
-            raise ValueError(f"{folder / WEIGHTS} holds another model than {CONFIG} describes: {first}") from None
+        except (TypeError, ValueError, RuntimeError) as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise ValueError(f"{folder / pretrained.CONFIG} does not describe a model: {reason}") from None
+        weights = pretrained.read_weights(folder, model.state_dict())
+        model.to_empty(device="cpu")  # and copy: kernels round differently on the file's unaligned memory
+        model.load_state_dict(weights)
+        model.card = pretrained.read_card(folder)
         return model.eval()
+
+    def push_to_hub(
+        self,
+        name: str,
+        *,
+        private: bool | None = None,
+        token: str | None = None,
+        message: str = "A model of cappronet",
+    ) -> str:
+        """Save the model on the Hugging Face Hub, with its card; return the address of the commit.
+
+        Args:
+            name: such as `"someone/a-model"`; the repository is made if there is none.
+            private: whether a new repository is private; by default as your account says.
+            token: of your account; by default the one of `hf auth login`.
+            message: of the commit.
+        """
+        with TemporaryDirectory() as folder:
+            self.save_pretrained(folder)
+            return pretrained.upload(Path(folder), name, private=private, token=token, message=message)

@@ -11,6 +11,7 @@ from cappronet.embedding import rebuilt
 from cappronet.evaluation import capsule_statistics
 from cappronet.feature_files import FeatureData, holds_features, pack
 from cappronet.model import CapProNet
+from cappronet.model_card import model_card
 from cappronet.probe import MANY, Measured, Plan
 from cappronet.probe_heads import Setting, duration, head_options
 from cappronet.recipe import Recipe
@@ -58,8 +59,11 @@ def save(folder: Path, data: FeatureData, rows: list[Measured], head: nn.Module,
         "plan": asdict(plan),
     }
     run.write_json("probe.json", {**values, "best": row.setting.head, "heads": [row.to_dict() for row in rows]})
+    summary = {**_summary(recipe, data, row, model, measured), "seed": plan.seed}
+    published = recipe.changed(data=summary["data"])  # with no path of this machine
+    model.card = model_card(model.config, summary, run.environment, published.to_dict())
     model.save_pretrained(run.folder)
-    run.write_json("summary.json", {**_summary(recipe, data, row, model, measured), "seed": plan.seed})
+    run.write_json("summary.json", summary)
     return model
 
 

@@ -3,9 +3,9 @@
 recipe.toml        what was asked for
 environment.json   versions, device, commit and data it ran with
 metrics.jsonl      one line for each epoch
-events.out.*       the same for TensorBoard
+events.out.*       the same for TensorBoard, where it is installed
 checkpoint.pt      where to go on after an interruption; removed at the end
-config.json, model.safetensors    the trained model
+config.json, model.safetensors, README.md    the trained model and its card
 summary.json       the result; its presence means that the run is finished
 """
 
@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -23,7 +24,6 @@ from zipfile import BadZipFile
 
 import torch
 
-from cappronet.extras import require
 from cappronet.recipe import Recipe
 
 __all__ = ["Run", "environment", "write_atomically"]
@@ -103,11 +103,13 @@ class Run:
         write_atomically(self.folder / "metrics.jsonl", text.encode())
 
     def log_epoch(self, line: dict[str, Any]) -> None:
-        """Add an epoch's numbers to the TensorBoard events."""
+        """Add an epoch's numbers to the TensorBoard events, where TensorBoard is installed."""
+        if find_spec("tensorboard") is None:
+            return
         if self._events is None:
-            self._events = require("torch.utils.tensorboard", "train").SummaryWriter(
-                str(self.folder), purge_step=line["epoch"]
-            )
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._events = SummaryWriter(str(self.folder), purge_step=line["epoch"])
         for name, value in line.items():
             if name not in ("epoch", "step"):
                 self._events.add_scalar(name, value, line["epoch"])

@@ -38,6 +38,7 @@ from cappronet.ingredients import (
     training_batches,
 )
 from cappronet.model import CapProNet
+from cappronet.model_card import model_card
 from cappronet.recipe import Recipe
 from cappronet.runs import Run, environment
 
@@ -263,6 +264,8 @@ class Trainer:
             "images_per_second": round(self.steps * self.batch_size / last["seconds"], 1),
         }
         if self.fabric.is_global_zero:
+            recipe = self.recipe.changed(data=self.data_name)  # a card is published, with no path of this machine
+            network.card = model_card(network.config, summary, self.run.environment, recipe.to_dict())
             network.save_pretrained(self.run.folder)
             self.run.write_json("summary.json", summary)
             self.run.remove_checkpoint()

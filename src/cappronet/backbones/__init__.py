@@ -64,7 +64,7 @@ def create_backbone(
         64
     """
     constructor = BACKBONES.get(name)
-    if constructor is None and name not in TIMM_RESNETS and (match := re.fullmatch(r"resnet([1-9]\d*)", name)):
+    if constructor is None and name not in TIMM_RESNETS and (match := re.fullmatch(r"resnet([1-9]\d{0,3})", name)):
         constructor = partial(ResNet, int(match[1]))
     if constructor is None:
         if pool != 1:
