@@ -100,6 +100,12 @@ def test_a_table_grows_and_leaves_the_runs_of_others(project):
     assert (project / "results" / "table3-cpu-2.json").is_file()
 
 
+def children(pid):
+    """Processes that a process started, where the system shows them."""
+    states = {path.parent.name: path.read_text() for path in Path("/proc").glob("[0-9]*/stat")}
+    return [child for child, state in states.items() if int(state.rpartition(")")[2].split()[1]) == pid]
+
+
 def test_a_killed_table_ends_as_one_that_was_not(project):
     (project / "program.py").write_text(PROGRAM)
     command = [sys.executable, "program.py", str(project), "reproduce", "table3", "--jobs", "1", "--only", "capsule"]
@@ -107,8 +113,12 @@ def test_a_killed_table_ends_as_one_that_was_not(project):
     deadline = time.monotonic() + 120
     while not list((project / "a").rglob("summary.json")) and time.monotonic() < deadline:
         time.sleep(0.05)
+    others = children(killed.pid)
     killed.send_signal(signal.SIGKILL)
     killed.wait()
+    while any(Path(f"/proc/{pid}").exists() for pid in others) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in others)
     done = len(list((project / "a").rglob("summary.json")))
     assert 0 < done < 8
     for folder, output in (("a", "out-a"), ("b", "out-b")):

@@ -33,7 +33,15 @@ def test_it_learns_digits_and_writes_everything(tmp_path):
     assert summary["error"] < 10
     assert summary["parameters"] == 76_912
     names = {path.name for path in folder.folder.iterdir()}
-    expected = {"recipe.toml", "environment.json", "metrics.jsonl", "config.json", "model.safetensors", "summary.json"}
+    expected = {
+        "recipe.toml",
+        "environment.json",
+        "metrics.jsonl",
+        "config.json",
+        "model.safetensors",
+        "README.md",
+        "summary.json",
+    }
     assert names >= expected
     assert len(names - expected) == 1
     assert next(iter(names - expected)).startswith("events.out.tfevents")

@@ -1,11 +1,14 @@
 """The same recipe with several heads and seeds: runs side by side, finished ones kept, broken-off ones resumed."""
 
 import multiprocessing
+import os
 import queue
 import signal
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing.managers import SyncManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -74,8 +77,10 @@ def execute(planned: Sequence[Planned], jobs: int, hardware: "Hardware", display
     waiting = [run for run in planned if not Run(run.folder).finished]
     if waiting:
         context = multiprocessing.get_context("spawn")
-        workers = ProcessPoolExecutor(min(jobs, len(waiting)), context, _leave_interrupts_to_training)
-        with context.Manager() as manager, workers as pool:
+        workers = ProcessPoolExecutor(min(jobs, len(waiting)), context, _begin_worker)
+        manager = SyncManager(ctx=context)
+        manager.start(_end_with_parent)
+        with manager, workers as pool:
             reports = manager.Queue()
             futures = [pool.submit(_train, i, run, hardware, reports) for i, run in enumerate(waiting)]
             try:
@@ -123,6 +128,19 @@ def _train(index: int, planned: Planned, hardware: "Hardware", reports: Any) -> 
         raise InterruptedError(GO_ON) from None
 
 
-def _leave_interrupts_to_training() -> None:
+def _begin_worker() -> None:
     """Ctrl-C reaches every process; a run notes it while it trains, and a waiting worker has nothing to save."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _end_with_parent()
+
+
+def _end_with_parent() -> None:
+    """Where the command was killed, no process of it may go on writing into folders that the next call takes up."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from cappronet.commands.shared import console
 from cappronet.display import progress_bar
+from cappronet.extras import require
 
 if TYPE_CHECKING:
     from cappronet.reproduction.tables import Entry
@@ -89,7 +90,6 @@ def reproduce(
     if what in ("fixed-features", "new-classes", "unknown"):
         _study(what, str(cifar10.resolve()) if cifar10 else "cifar10", folder, output, str(cache) if cache else None)
         return
-    output.mkdir(parents=True, exist_ok=True)
     if what == "figure1":
         from cappronet.reproduction.figures import gradient_step
 
@@ -99,6 +99,7 @@ def reproduce(
     from cappronet.reproduction import tables
     from cappronet.training import Hardware
 
+    require("scipy.stats", "train")  # for the intervals at the end: better refused now
     chosen = "cpu" if accelerator == "auto" and scale == "cpu" else accelerator
     hardware = Hardware(accelerator=chosen, cache=str(cache) if cache else None)
     at_once = jobs or ((os.cpu_count() or 1) if chosen == "cpu" else 1)

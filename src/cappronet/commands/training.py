@@ -9,6 +9,7 @@ from rich.markup import escape
 
 from cappronet.commands.shared import FIRST, Options, chosen_recipe, console, folder_name, slug
 from cappronet.display import comparison_table, progress_bar
+from cappronet.extras import require
 
 __all__ = ["compare", "train"]
 
@@ -124,6 +125,7 @@ def compare(
     from cappronet.runs import Run
     from cappronet.training import Hardware
 
+    require("scipy.stats", "train")  # for the intervals at the end: better refused now
     base = chosen_recipe(recipe, options)
     given = recipe is not None or (options is not None and options.backbone is not None)
     chosen = backbones or ([base.backbone] if given else ["pixels", "resnet8"])

@@ -39,6 +39,7 @@ def _draw(path: Path, size: tuple[float, float], draw: Callable[[Any], None]) ->
         with matplotlib.rc_context({**settings, "savefig.facecolor": paper}):
             figure = figure_class(figsize=size, dpi=150, layout="constrained")
             draw(figure)
+            target.parent.mkdir(parents=True, exist_ok=True)
             figure.savefig(target)
 
 
