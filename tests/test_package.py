@@ -155,3 +155,14 @@ def test_extras_are_those_that_the_code_names():
         assert all(
             extra in requirement.extras for requirement in requirements("cappronet", "all") if requirement.extras
         )
+
+
+def test_the_public_workflow_calls_what_exists():
+    yaml = pytest.importorskip("yaml")
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]
+    assert {"lint", "types", "tests", "docs", "wheel"} <= set(jobs)
+    commands = "\n".join(step.get("run", "") for job in jobs.values() for step in job["steps"])
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"\bmake (\w+)", commands)) <= targets
+    assert ".ci/run" in commands
+    assert (ROOT / ".ci" / "run").stat().st_mode & 0o100
