@@ -29,10 +29,11 @@ demo: $(READY) ## compare capsule, grouped and linear heads on digits
 
 docs: $(READY) ## build the site into site/
 	$(BIN)/zensical build --strict --clean
+	@echo "Open site/index.html"
 
 format: $(READY) ## format the code and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 clean: ## remove the virtual environment and caches
-	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis site
+	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis .cache site

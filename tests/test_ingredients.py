@@ -71,3 +71,11 @@ def test_dropout_inside_the_backbone():
     assert {m.p for m in model.backbone.modules() if isinstance(m, torch.nn.Dropout)} == {0.2}
     with pytest.raises(ValueError, match="resnet8 does not take dropout"):
         build_model(Recipe(backbone_dropout=0.2), data)
+
+
+def test_images_that_a_backbone_can_not_take_are_refused_in_one_line():
+    pytest.importorskip("timm")
+    with pytest.raises(ValueError, match="vit_tiny_patch16_224 can't take images of 1 x 8 x 8") as error:
+        build_model(Recipe(backbone="vit_tiny_patch16_224"), prepare(Recipe()))
+    assert "\n" not in str(error.value)
+    assert build_model(Recipe(), prepare(Recipe())).training

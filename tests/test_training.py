@@ -3,6 +3,7 @@
 import math
 import os
 import signal
+import time
 
 import pytest
 from safetensors.torch import load_file
@@ -11,7 +12,7 @@ from cappronet import evaluation, training
 from cappronet.ingredients import build_model, build_optimizer, learning_rate, prepare
 from cappronet.recipe import Recipe
 from cappronet.runs import Run
-from cappronet.training import Hardware, Interrupted, train
+from cappronet.training import Hardware, Interrupted, Interruption, train
 
 CPU = Hardware(accelerator="cpu")
 SMALL = Recipe(epochs=2, train_size=300, batch_size=60)  # 5 steps an epoch
@@ -188,3 +189,28 @@ def test_other_arithmetic_trains_too(tmp_path, options):
     _, summary = run(tmp_path / "run", SMALL.changed(epochs=4, **options))
     assert summary["error"] < 60
     assert math.isfinite(summary["loss"])
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "2"}, {"SLURM_STEP_NUM_TASKS": "2"}],
+    ids=["torchrun", "srun"],
+)
+def test_processes_that_do_not_know_of_each_other_are_refused(variables, monkeypatch, tmp_path):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match="2 processes were started, but --devices and --num-nodes say 1"):
+        train(Recipe(epochs=1), Run.new(tmp_path / "run"), Hardware(accelerator="cpu"))
+    assert list(tmp_path.iterdir()) == []
+    Hardware(devices=2).check_launcher()
+
+
+def test_a_signal_that_comes_twice_at_once_is_one_request(monkeypatch):
+    with Interruption() as interruption:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
+        assert interruption.signal == signal.SIGINT
+        later = time.monotonic() + 2
+        monkeypatch.setattr(time, "monotonic", lambda: later)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)

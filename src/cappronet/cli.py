@@ -11,6 +11,7 @@ from cappronet.commands.inventory import list_
 from cappronet.commands.measuring import benchmark
 from cappronet.commands.models import evaluate, predict
 from cappronet.commands.reproducing import reproduce
+from cappronet.commands.shared import FIRST
 from cappronet.commands.training import compare, train
 
 __all__ = ["app", "main"]
@@ -26,6 +27,8 @@ def main() -> None:
     try:
         app()
     except (OSError, ValueError, ArithmeticError, ImportError) as error:
+        if isinstance(error, InterruptedError) and not FIRST:  # of many processes, one says so
+            raise SystemExit(130) from None
         message = str(error).strip().partition("\n")[0] or type(error).__name__
         Console(stderr=True).print(f"[red]error:[/red] {escape(message)}", highlight=False, soft_wrap=True)
         raise SystemExit(130 if isinstance(error, InterruptedError) else 1) from None

@@ -99,11 +99,25 @@ def build_model(recipe: Recipe, data: Dataset) -> CapProNet:
         std=std.tolist(),
         **recipe.head_options(),
     )
+    _try_out(model, data)
     if isinstance(model.backbone, SpeedRun):
         model.backbone.look_at(torch.cat([x for x, _ in _some(recipe, data, IMAGES_TO_WHITEN)]))
     if isinstance(model.head, CapsuleProjection):
         start_head(recipe, model, data)
     return model
+
+
+@torch.no_grad()
+def _try_out(model: CapProNet, data: Dataset) -> None:
+    """Refuse images that the backbone can't take while nothing has been written yet."""
+    name, shape = model.config["backbone"], data.image_shape
+    try:
+        model.eval().features(torch.zeros(1, *shape))
+    except (RuntimeError, AssertionError, IndexError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        size = " x ".join(map(str, shape))
+        raise ValueError(f"{name} can't take images of {size} ({reason}): choose another backbone or size") from error
+    model.train()
 
 
 def _some(recipe: Recipe, data: Dataset, size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

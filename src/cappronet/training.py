@@ -6,6 +6,7 @@ a function of the step. So a run that was cut off in the middle of an epoch ends
 """
 
 import math
+import os
 import signal
 import threading
 import time
@@ -70,6 +71,16 @@ class Hardware:
         )
         return fabric
 
+    def check_launcher(self) -> None:
+        """Refuse to be one of several processes that a launcher started and that would not know of each other."""
+        by_torchrun = os.environ.get("WORLD_SIZE", "1") if "TORCHELASTIC_RUN_ID" in os.environ else "1"
+        started = max(int(by_torchrun), int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")))
+        if started > 1 and self.devices * self.num_nodes == 1:
+            raise ValueError(
+                f"{started} processes were started, but --devices and --num-nodes say 1: give both as they were "
+                f"started, and --strategy ddp"
+            )
+
     def prepared(self, network: CapProNet, fabric: "Fabric") -> CapProNet:
         """The network as these processes need it: with batch statistics over all of them."""
         if fabric.world_size > 1:
@@ -95,10 +106,14 @@ class Interrupted(Exception):  # noqa: N818
 
 
 class Interruption:
-    """Turns Ctrl-C and SIGTERM into a flag while a run goes on; a second one stops at once."""
+    """Turns Ctrl-C and SIGTERM into a flag while a run goes on; a second one stops at once.
+
+    What comes within a second is the same request: Ctrl-C reaches the launcher and its processes, and it passes it on.
+    """
 
     def __init__(self) -> None:
         self.signal: int | None = None
+        self._noted = 0.0
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "Interruption":
@@ -111,9 +126,11 @@ class Interruption:
             signal.signal(number, handler)
 
     def _note(self, number: int, _: FrameType | None) -> None:
-        if self.signal is not None:
+        now = time.monotonic()
+        if self.signal is None:
+            self.signal, self._noted = number, now
+        elif now > self._noted + 1:
             raise KeyboardInterrupt
-        self.signal = number
 
 
 def train(
@@ -131,6 +148,7 @@ def train(
         FloatingPointError: the loss was no longer a number; the last good checkpoint is kept.
     """
     hardware = hardware or Hardware()
+    hardware.check_launcher()
     fabric = hardware.fabric(recipe.precision)
     fabric.launch()
     with Interruption() as interruption:
@@ -301,6 +319,7 @@ class Trainer:
                 }
             )
         self.saved_step = self.step
+        self.fabric.barrier()  # a launcher may end all processes once one has left
 
     def restore(self) -> None:
         """Go back to the last checkpoint, and drop the lines of epochs after it."""

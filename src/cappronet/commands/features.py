@@ -21,7 +21,7 @@ def embed(
     *,
     data: str = "digits",
     output: Annotated[Path | None, Parameter(alias="-o")] = None,
-    classes: Annotated[tuple[int, ...], Parameter(negative="")] = (),
+    classes: Annotated[tuple[int, ...], Parameter(negative="", consume_multiple=True)] = (),
     train_size: int = 0,
     pool: int = 1,
     batch_size: int = 500,

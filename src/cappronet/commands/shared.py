@@ -3,7 +3,7 @@
 import dataclasses
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
 
 from cyclopts import Parameter
 from rich.console import Console
@@ -27,7 +27,8 @@ def _options() -> type:
     for field in dataclasses.fields(Recipe):
         text = f"{field.metadata['help']} [default: {field.default if field.default != () else 'none'}]"
         negative = None if hints[field.name] is bool else ()
-        parameter = Parameter(help=text, show_default=False, negative=negative)
+        several = get_origin(hints[field.name]) is tuple
+        parameter = Parameter(help=text, show_default=False, negative=negative, consume_multiple=several)
         fields.append((field.name, Annotated[hints[field.name] | None, parameter], None))
     return dataclasses.make_dataclass("Options", fields, frozen=True, namespace={"__module__": __name__})
 
@@ -63,4 +64,4 @@ def slug(text: str) -> str:
 def folder_name(recipe: Recipe) -> str:
     """The folder of a run that was given none."""
     head = recipe.head_label.replace(" c=", "").replace(", ", "-").replace(" ", "-")
-    return f"{slug(recipe.data)}-{recipe.backbone}-{head}-seed{recipe.seed}"
+    return f"{slug(recipe.data)}-{recipe.backbone.replace('/', '-')}-{head}-seed{recipe.seed}"
