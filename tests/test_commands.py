@@ -129,7 +129,8 @@ def test_compare_prints_a_table_and_keeps_what_is_done(tmp_path):
     assert "holds a run of another recipe" in refused(cappronet(*command, "--lr", "0.5"))
 
 
-def test_an_interrupted_comparison_goes_on_where_it_was(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_comparison_goes_on_where_it_was(tmp_path, number):
     command = [*PROGRAM, "compare", "--epochs", "12", "--train-size", "600", "--seeds", "2", "--heads", "capsule",
                "--backbones", "resnet8", "--folder", str(tmp_path / "all")]  # fmt: skip
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -138,7 +139,7 @@ def test_an_interrupted_comparison_goes_on_where_it_was(tmp_path):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "stopped and saved; the same command goes on from here" in errors

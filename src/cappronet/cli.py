@@ -1,5 +1,7 @@
 """The command line: every command under one name, and errors as one line."""
 
+import signal
+
 from cyclopts import App
 from rich.console import Console
 from rich.markup import escape
@@ -24,6 +26,7 @@ app.command(list_, name="list")
 
 def main() -> None:
     """Run the command line; a user's mistake ends in one line and a non-zero exit code."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever asks to stop gets what Ctrl-C gets
     try:
         app()
     except (OSError, ValueError, ArithmeticError, ImportError) as error:

@@ -149,6 +149,7 @@ def rows(chosen_entries: Sequence[Entry], root: Path) -> list[dict[str, Any]]:
             continue
         summaries = [run.summary for run in runs]
         size = f", {entry.recipe.train_size:,} images" if entry.recipe.train_size else ""
+        size += ", held-out images" if entry.recipe.validation else ""
         row = Row(
             data=summaries[0]["data"] + size,
             backbone=entry.recipe.backbone,
