@@ -22,7 +22,7 @@ test: $(READY) ## check style and types, run all tests
 	$(BIN)/ruff check --quiet .
 	$(BIN)/ruff format --quiet --check .
 	$(BIN)/mypy --no-error-summary
-	$(BIN)/python -m pytest --quiet --numprocesses 2
+	$(BIN)/python -m pytest --quiet --numprocesses 2 --dist loadgroup
 
 demo: $(READY) ## compare capsule, grouped and linear heads on digits
 	$(BIN)/cappronet compare

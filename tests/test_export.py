@@ -18,6 +18,7 @@ from cappronet.training import Hardware, train
 
 pytest.importorskip("onnxscript")
 runtime = pytest.importorskip("onnxruntime")
+pytestmark = pytest.mark.xdist_group("export")  # one process trains what all of them use
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,11 @@
 """What each head adds to a backbone."""
 
+import json
+
+import pytest
+
 from cappronet import overhead
+from cappronet.commands.reproducing import reproduce
 
 
 def test_parameters_and_times_of_every_head():
@@ -22,3 +27,30 @@ def test_parameters_and_times_of_every_head():
     assert rounds == [(0, 3), (1, 3), (2, 3)]
     assert "| resnet8 | capsule c=2 |" in overhead.markdown(found)
     assert overhead.table(found).row_count == 4
+
+
+def test_what_is_measured_is_kept_and_another_machines_file_too(tmp_path, monkeypatch):
+    measured = []
+
+    def measure(name, batch, rounds, on_round):
+        measured.append(name)
+        if name == "wrn_16_4":
+            raise KeyboardInterrupt
+        cost = {kind: {"ms": spread, "ratio": spread} for kind in ("step", "inference")}
+        return {"linear": {"parameters": 1, "added": 0, **cost}}
+
+    spread = {"median": 1.0, "low": 1.0, "high": 1.0}
+    monkeypatch.setattr(overhead, "_measure", measure)
+    with pytest.raises(KeyboardInterrupt):
+        reproduce("overhead", output=tmp_path)
+    assert measured == ["resnet8", "resnet20", "resnet110", "preact_resnet164", "wrn_16_4"]
+    file = tmp_path / "overhead.json"
+    assert list(json.loads(file.read_text())["backbones"]) == measured[:4]
+    measured.clear()
+    reproduce("overhead", output=tmp_path, only=["resnet8", "densenet"])
+    assert measured == ["densenet_bc_100_12"]
+    other = {**json.loads(file.read_text()), "machine": {"device": "another"}}
+    file.write_text(json.dumps(other))
+    reproduce("overhead", output=tmp_path, only=["resnet8"])
+    assert json.loads(file.read_text()) == other
+    assert list(json.loads((tmp_path / "overhead-2.json").read_text())["backbones"]) == ["resnet8"]

@@ -15,6 +15,7 @@ from packaging.requirements import Requirement
 pytest.importorskip("build")
 pytest.importorskip("hatchling")
 
+pytestmark = pytest.mark.xdist_group("package")  # one process builds what all of them use
 ROOT = Path(__file__).parent.parent
 
 

@@ -19,6 +19,7 @@ yaml = pytest.importorskip("yaml", reason="zensical, which builds the site, is n
 for needed in ("zensical", "mkdocstrings_handlers.python"):
     pytest.importorskip(needed, reason="what builds the site is not installed: pip install '.[dev]'")
 
+pytestmark = pytest.mark.xdist_group("site")  # one process builds what all of them read
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md"))
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)

@@ -45,13 +45,29 @@ def run(
     *,
     batch: int = 16,
     rounds: int = 5,
+    known: Mapping[str, Any] | None = None,
     on_round: Callable[[str, int, int], None] = lambda *_: None,
+    on_backbone: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Time steps and predictions of every backbone with every head, heads in turn, in an order drawn for each round."""
+    """Time steps and predictions of every backbone with every head, heads in turn, in an order drawn for each round.
+
+    Args:
+        backbones: names of `BACKBONES`.
+        batch: images in a step.
+        rounds: how often each is timed.
+        known: what an earlier call found; if it is of such a machine, its backbones are kept and not measured again.
+        on_round: is told the backbone, the rounds done and those to do.
+        on_backbone: is given all that is found so far, after each backbone.
+    """
     found: dict[str, Any] = {"machine": machine("cpu"), "batch": batch, "rounds": rounds, "backbones": {}}
-    total, done = len(backbones) * (rounds + 1), itertools.count()
-    for name in backbones:
+    if known is not None and {**known, "backbones": {}} == found:
+        found["backbones"] |= known["backbones"]
+    missing = [name for name in backbones if name not in found["backbones"]]
+    total, done = len(missing) * (rounds + 1), itertools.count()
+    for name in missing:
         found["backbones"][name] = _measure(name, batch, rounds, lambda name: on_round(name, next(done), total))
+        found["backbones"] = {name: found["backbones"][name] for name in BACKBONES if name in found["backbones"]}
+        on_backbone(found)
     return found
 
 
@@ -127,7 +143,7 @@ def table(found: Mapping[str, Any]) -> "Table":
     title = f"batch of {found['batch']}, {found['rounds']} rounds, {found['machine']['threads']} threads"
     grid = Table(title=title, title_justify="left")
     for number, heading in enumerate(COLUMNS):
-        grid.add_column(heading, justify="left" if number < 2 else "right")
+        grid.add_column(heading, justify="left" if number < 2 else "right", overflow="fold")
     for line in _cells(found):
         grid.add_row(*line, end_section=line[1] == list(HEADS)[-1])
     return grid

@@ -154,16 +154,21 @@ def length_histograms(lengths: NDArray[Any], labels: NDArray[Any], classes: Sequ
 
 
 def error_over_epochs(found: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """The test error of each head while it trains: the mean over seeds, and the band between lowest and highest."""
+    """The test error of each head while it trains, mean over seeds; the linear head with its lowest and highest."""
     groups = list(dict.fromkeys(row["group"] for row in found))
 
     def draw(figure: Any) -> None:
         for panel, group in zip(figure.subplots(1, len(groups), squeeze=False)[0], groups, strict=True):
-            for number, row in enumerate(row for row in found if row["group"] == group):
-                curves, style = np.array(row["curves"]), ("-", "--", ":", "-.")[number % 4]
-                colour = HEADS[row["recipe"]["head"]]
-                panel.plot(row["epochs"], curves.mean(0), style, color=colour, linewidth=1.3, label=row["head"])
-                panel.fill_between(row["epochs"], curves.min(0), curves.max(0), color=colour, alpha=0.1, linewidth=0)
+            rows = [row for row in found if row["group"] == group]
+            for row in rows:
+                curves, head = np.array(row["curves"]), row["recipe"]["head"]
+                alike = [other["head"] for other in rows if other["recipe"]["head"] == head]
+                number = alike.index(row["head"])
+                look = {"color": HEADS[head], "alpha": 0.4 + 0.6 * (number + 1) / len(alike), "linewidth": 1.3}
+                panel.plot(row["epochs"], curves.mean(0), ("-", "--", ":", "-.")[number % 4], label=row["head"], **look)
+                if head == "linear":
+                    low, high = curves.min(0), curves.max(0)
+                    panel.fill_between(row["epochs"], low, high, color=HEADS[head], alpha=0.15, linewidth=0)
             panel.set(xlabel="epoch", ylabel="test error, %", yscale="log")
             panel.set_title(f"{row['data']}, {row['backbone']}", loc="left", fontsize=10)
             panel.legend(fontsize=7)
@@ -201,7 +206,8 @@ def _dimensions(panel: Any, head: str, part: list[Mapping[str, Any]]) -> None:
     part.sort(key=lambda row: row["recipe"]["capsule_dim"])
     rows = [row_from(dict(row)) for row in part]
     widths = [row.half_width if len(row.errors) > 1 else 0 for row in rows]
-    dims = [row["recipe"]["capsule_dim"] for row in part]
+    aside = {"capsule": 0.97, "group": 1.03}[head]  # intervals at the same c must not hide each other
+    dims = [aside * row["recipe"]["capsule_dim"] for row in part]
     panel.errorbar(dims, [row.mean for row in rows], widths, fmt="o-", color=HEADS[head], capsize=3, label=head)
 
 
