@@ -29,7 +29,7 @@ def test_parameters_and_times_of_every_head():
     assert overhead.table(found).row_count == 4
 
 
-def test_what_is_measured_is_kept_and_another_machines_file_too(tmp_path, monkeypatch):
+def test_a_measurement_that_was_cut_off_goes_on(tmp_path, monkeypatch):
     measured = []
 
     def measure(name, batch, rounds, on_round):
@@ -41,16 +41,19 @@ def test_what_is_measured_is_kept_and_another_machines_file_too(tmp_path, monkey
 
     spread = {"median": 1.0, "low": 1.0, "high": 1.0}
     monkeypatch.setattr(overhead, "_measure", measure)
+    place = {"folder": tmp_path / "runs", "output": tmp_path / "results"}
     with pytest.raises(KeyboardInterrupt):
-        reproduce("overhead", output=tmp_path)
+        reproduce("overhead", **place)
     assert measured == ["resnet8", "resnet20", "resnet110", "preact_resnet164", "wrn_16_4"]
-    file = tmp_path / "overhead.json"
-    assert list(json.loads(file.read_text())["backbones"]) == measured[:4]
     measured.clear()
-    reproduce("overhead", output=tmp_path, only=["resnet8", "densenet"])
+    reproduce("overhead", only=["resnet8", "densenet"], **place)
     assert measured == ["densenet_bc_100_12"]
-    other = {**json.loads(file.read_text()), "machine": {"device": "another"}}
-    file.write_text(json.dumps(other))
-    reproduce("overhead", output=tmp_path, only=["resnet8"])
-    assert json.loads(file.read_text()) == other
-    assert list(json.loads((tmp_path / "overhead-2.json").read_text())["backbones"]) == ["resnet8"]
+    found = json.loads((tmp_path / "results" / "overhead.json").read_text())
+    assert list(found["backbones"]) == ["resnet8", "resnet20", "resnet110", "preact_resnet164", "densenet_bc_100_12"]
+    kept = tmp_path / "runs" / "overhead.json"
+    kept.write_text(json.dumps({**found, "machine": {"device": "another"}}))
+    measured.clear()
+    reproduce("overhead", only=["resnet8"], **place)
+    assert measured == ["resnet8"]
+    assert json.loads((tmp_path / "results" / "overhead.json").read_text()) == found
+    assert list(json.loads((tmp_path / "results" / "overhead-2.json").read_text())["backbones"]) == ["resnet8"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cappronet import benchmark, estimator_benchmark, results, step_benchmark
+from cappronet import benchmark, estimator_benchmark, overhead, results, step_benchmark
 from cappronet.reproduction import tables
 from cappronet.studies import new_classes, unknown
 
@@ -65,6 +65,7 @@ TABLES = [
     ("docs/embeddings.md", "estimator", "estimator_benchmark.json", estimator_benchmark.markdown),
     ("docs/embeddings.md", "new_classes", "new_classes.json", new_classes.markdown),
     ("docs/embeddings.md", "unknown", "unknown.json", unknown.markdown),
+    ("docs/reproduction.md", "overhead", "overhead.json", overhead.markdown),
     ("docs/reproduction.md", "settings-cpu", "settings-cpu.json", lambda content: tables.markdown(content["rows"])),
 ]
 

@@ -1,5 +1,6 @@
 """Every shipped recipe is built at full size and trained for a step; the paper's have the paper's parameters."""
 
+import json
 import tomllib
 from pathlib import Path
 
@@ -89,3 +90,19 @@ def test_tables_at_the_scale_of_two_cores_have_their_recipes_and_a_control():
         assert Path(entry["recipe"]).parent.name == "cpu"
         assert entry["recipe"] in NAMES
         assert {"head": "linear"} in entry["heads"]
+
+
+def expected_time(recipe):
+    """Epochs times images times what a step took on the machine of the committed measurement."""
+    measured = json.loads((ROOT.parent / "results" / "overhead.json").read_text())
+    step = measured["backbones"][recipe.backbone]["linear"]["step"]["ms"]["median"] / 1000
+    images = {"cifar10": 50_000, "cifar100": 50_000, "svhn_extra": 604_388, "imagenet": 1_281_167}[recipe.data]
+    days = recipe.epochs * images / measured["batch"] * step / 86_400
+    rounded = f"{days:.0f}" if days >= 10 else f"{days:.1f}"
+    return f"{recipe.epochs} epochs, some {rounded} days on two CPU cores (results/overhead.json)."
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("paper/")])
+def test_the_expected_time_is_that_of_the_measured_step(name):
+    path = ROOT / f"{name}.toml"
+    assert f"# Time: {expected_time(Recipe.from_toml(path))}\n" in path.read_text()

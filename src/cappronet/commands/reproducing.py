@@ -86,7 +86,7 @@ def reproduce(
             f"there is no file {cifar10}; --cifar10 takes an .npz with x_train, y_train, x_test, y_test"
         )
     if what == "overhead":
-        _overhead(only or (), output)
+        _overhead(only or (), folder, output)
         return
     if what in ("fixed-features", "new-classes", "unknown"):
         _study(what, str(cifar10.resolve()) if cifar10 else "cifar10", folder, output, str(cache) if cache else None)
@@ -208,23 +208,25 @@ def _free(output: Path, name: str) -> Path:
     return path
 
 
-def _overhead(only: Sequence[str], output: Path) -> None:
+def _overhead(only: Sequence[str], folder: Path, output: Path) -> None:
+    """Measured backbones are kept with the runs, so that a call that was cut off goes on."""
     from cappronet import overhead
+    from cappronet.benchmark import write
     from cappronet.runs import write_atomically
 
     backbones = [name for name in overhead.BACKBONES if not only or any(word in name for word in only)]
     if not backbones:
         raise ValueError(f"no backbone has {' or '.join(only)}; there are {', '.join(overhead.BACKBONES)}")
-    path = output / "overhead.json"
-    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-    if known is not None and {**known, "backbones": {}} != overhead.run(()):
-        known, path = None, _free(output, "overhead")
+    kept = folder / "overhead.json"
+    known = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else None
 
     def keep(found: Mapping[str, Any]) -> None:
-        output.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, (json.dumps(found, indent=1) + "\n").encode())
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(kept, (json.dumps(found, indent=1) + "\n").encode())
 
     with progress_bar(console) as show:
         found = overhead.run(backbones, known=known, on_round=show.count, on_backbone=keep)
     console.print(overhead.table(found))
+    path = _free(output, "overhead")
+    write(found, path)
     console.print(f"Written to {path}")
