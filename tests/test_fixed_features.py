@@ -18,8 +18,8 @@ def test_subspaces_beat_vectors_on_pixels(monkeypatch, tmp_path):
     # One standard error of 1,797 images at 3 % is 0.4.
     assert errors["capsule c=16 by SVD"] < errors["logistic regression"] - 0.8
     assert errors["unit capsule c=4, scaled"] < errors["logistic regression"] - 0.8
-    assert f"| capsule c=16 by SVD | {errors['capsule c=16 by SVD']:.2f} ± " in fixed_features.markdown(found)
-    assert fixed_features.table(found).row_count == 3
+    assert f"| capsule c=16 by SVD | {errors['capsule c=16 by SVD']:.2f} ± " in fixed_features.grid(found).markdown()
+    assert len(fixed_features.grid(found).lines) == 3
 
 
 def test_settings_are_chosen_without_the_test_features():

@@ -11,6 +11,7 @@ PACKAGE = Path(cappronet.__file__).parent
 # Each module may import those before it.
 ORDER = [
     "extras",
+    "grid",
     "projection",
     "control_heads",
     "optimizers",

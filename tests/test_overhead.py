@@ -25,8 +25,8 @@ def test_parameters_and_times_of_every_head():
     assert all(cost[kind]["ms"]["median"] > 0 for cost in heads.values() for kind in ("step", "inference"))
     assert heads["linear"]["step"]["ratio"]["median"] == 1
     assert rounds == [(0, 3), (1, 3), (2, 3)]
-    assert "| resnet8 | capsule c=2 |" in overhead.markdown(found)
-    assert overhead.table(found).row_count == 4
+    assert "| resnet8 | capsule c=2 |" in overhead.grid(found).markdown()
+    assert len(overhead.grid(found).lines) == 4
 
 
 def test_a_measurement_that_was_cut_off_goes_on(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 
 from cappronet import benchmark, estimator_benchmark, overhead, results, step_benchmark
 from cappronet.reproduction import tables
-from cappronet.studies import new_classes, unknown
+from cappronet.studies import fixed_features, new_classes, unknown
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -63,10 +63,21 @@ def test_the_benchmarks_are_what_the_tool_measured():
 # A page, a table in it, the file that carries its numbers, and what makes the one of the other.
 TABLES = [
     ("docs/embeddings.md", "estimator", "estimator_benchmark.json", estimator_benchmark.markdown),
-    ("docs/embeddings.md", "new_classes", "new_classes.json", new_classes.markdown),
-    ("docs/embeddings.md", "unknown", "unknown.json", unknown.markdown),
-    ("docs/reproduction.md", "overhead", "overhead.json", overhead.markdown),
-    ("docs/reproduction.md", "settings-cpu", "settings-cpu.json", lambda content: tables.markdown(content["rows"])),
+    (
+        "docs/embeddings.md",
+        "fixed_features",
+        "fixed_features.json",
+        lambda content: fixed_features.grid(content).markdown(),
+    ),
+    ("docs/embeddings.md", "new_classes", "new_classes.json", lambda content: new_classes.grid(content).markdown()),
+    ("docs/embeddings.md", "unknown", "unknown.json", lambda content: unknown.grid(content).markdown()),
+    ("docs/reproduction.md", "overhead", "overhead.json", lambda content: overhead.grid(content).markdown()),
+    (
+        "docs/reproduction.md",
+        "settings-cpu",
+        "settings-cpu.json",
+        lambda content: tables.grid(content["rows"]).markdown(),
+    ),
 ]
 
 

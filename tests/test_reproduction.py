@@ -140,10 +140,10 @@ def test_the_control_is_the_linear_head_of_the_group():
         }
 
     found = [row("a", "linear", [4.0, 5.0, 6.0]), row("b", "linear", [1, 1, 1]), row("a", "capsule", [3.5, 4.0, 5.5])]
-    lines = tables.cells(found)
+    lines = tables.grid(found).lines
     assert lines[2][7].startswith("-0.67 ± ")
     assert lines[0][7] == lines[1][7] == ""
-    shown = tables.markdown(found)
+    shown = tables.grid(found).markdown()
     assert "| d | b | capsule | 5 | 4.33 ± " in shown
     assert "against linear" in shown
 

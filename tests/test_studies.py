@@ -57,12 +57,12 @@ def test_new_classes_are_learned_without_training(added, folder):
 
 
 def test_new_classes_table_and_page(added):
-    text = new_classes.markdown(added)
+    text = new_classes.grid(added).markdown()
     lines = text.splitlines()
     assert len(added["rows"]) == 1 + 4 * (8 + 6)
     assert len(lines) == 2 + 1 + 8 + 6
     assert len({line.count("|") for line in lines}) == 1
-    assert new_classes.table(added).row_count == 1 + 8 + 6
+    assert len(new_classes.grid(added).lines) == 1 + 8 + 6
     means = [f"{errors(added, 'linear', 'nearest class mean', n):.2f}" for n in (5, 20, 100, 0)]
     (line,) = [line for line in lines if line.startswith("| linear | nearest class mean |")]
     assert [cell.split()[0] for cell in line.split("|")[3:7]] == means
@@ -85,10 +85,10 @@ def test_unknown_inputs_reuse_the_networks(added, folder):
         assert held_out > 0.9
         assert min(others) > 0.95
         assert held_out > rows[net, "max softmax"]["held-out classes"][0]
-    text = unknown.markdown(found)
+    text = unknown.grid(found).markdown()
     assert "residual, angle" in text
     assert len({line.count("|") for line in text.splitlines()}) == 1
-    assert unknown.table(found).row_count == len(found["rows"])
+    assert len(unknown.grid(found).lines) == len(found["rows"])
 
 
 def test_a_study_does_not_take_over_another_run(added, folder, tmp_path):

@@ -4,20 +4,18 @@ import itertools
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from cappronet.benchmark import machine, spread
+from cappronet.grid import Grid
 from cappronet.ingredients import build_optimizer
 from cappronet.model import CapProNet
 from cappronet.recipe import Recipe
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-__all__ = ["BACKBONES", "HEADS", "markdown", "run", "table"]
+__all__ = ["BACKBONES", "HEADS", "grid", "run"]
 
 # Image size and classes of each backbone, as in the paper's tables.
 BACKBONES: Mapping[str, tuple[int, int]] = {
@@ -120,6 +118,12 @@ def _measure(backbone: str, batch: int, rounds: int, on_round: Callable[[str], N
 COLUMNS = ("backbone", "head", "parameters", "added", "step, ms", "against linear", "inference, ms", "against linear")
 
 
+def grid(found: Mapping[str, Any]) -> Grid:
+    """Parameters and times, with the 10 to 90 % range of the ratios within a round."""
+    title = f"batch of {found['batch']}, {found['rounds']} rounds, {found['machine']['threads']} threads"
+    return Grid(COLUMNS, _cells(found), names=2, title=title)
+
+
 def _cells(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
     lines: list[tuple[str, ...]] = []
     for backbone, heads in found["backbones"].items():
@@ -134,22 +138,3 @@ def _cells(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
             added = f"{cost['added']:+,}" if name != "linear" else ""
             lines.append((backbone, name, f"{cost['parameters']:,}", added, *times))
     return lines
-
-
-def table(found: Mapping[str, Any]) -> "Table":
-    """Parameters and times, with the 10 to 90 % range of the ratios within a round."""
-    from rich.table import Table
-
-    title = f"batch of {found['batch']}, {found['rounds']} rounds, {found['machine']['threads']} threads"
-    grid = Table(title=title, title_justify="left")
-    for number, heading in enumerate(COLUMNS):
-        grid.add_column(heading, justify="left" if number < 2 else "right", overflow="fold")
-    for line in _cells(found):
-        grid.add_row(*line, end_section=line[1] == list(HEADS)[-1])
-    return grid
-
-
-def markdown(found: Mapping[str, Any]) -> str:
-    """The same as a table for a page."""
-    text = [f"| {' | '.join(COLUMNS)} |", "|---|---|--:|--:|--:|--:|--:|--:|"]
-    return "\n".join(text + [f"| {' | '.join(line)} |" for line in _cells(found)])

@@ -1,5 +1,6 @@
 """`reproduce`: the paper's tables and figures, from recipes anyone can run."""
 
+import dataclasses
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -8,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
-from rich.table import Table
 
 from cappronet.commands.shared import console
 from cappronet.display import progress_bar
 from cappronet.extras import require
 
 if TYPE_CHECKING:
+    from cappronet.grid import Grid
     from cappronet.reproduction.tables import Entry
     from cappronet.training import Hardware
 
@@ -126,7 +127,9 @@ def _table(
         final += _runs(group, list(members), folder, jobs, hardware)
         found = tables.rows(final, folder)
         path = tables.write(table, scale, found, output)
-        console.print(_shown(f"{table}, {group}", [row for row in found if row["group"] == group]))
+        part = [row for row in found if row["group"] == group]
+        title = f"{table}, {group}: {part[0]['backbone']} on {part[0]['data']}"
+        _show(tables.grid(part).without("data", "backbone"), title)
     console.print(f"Written to {path}")
     pictures = {"epochs": error_over_epochs, "c": error_over_dimension}
     try:
@@ -153,24 +156,14 @@ def _runs(group: str, entries: "list[Entry]", folder: Path, jobs: int, hardware:
     return entries
 
 
-def _shown(title: str, found: list[dict[str, Any]]) -> Table:
-    from cappronet.reproduction import tables
-
-    lines = tables.cells(found)
-    table = Table(title=f"{title}: {lines[0][1]} on {lines[0][0]}", title_justify="left")
-    kept = [i for i in tables.filled(lines) if i > 1]
-    for i in kept:
-        heading = tables.COLUMNS[i].replace(" ", "\n")  # numbers must not be cut: let headings be tall
-        table.add_column(heading, justify="left" if i == 2 else "right", no_wrap=i > 2)
-    for line in lines:
-        table.add_row(*(line[i] for i in kept))
-    return table
+def _show(grid: "Grid", title: str = "") -> None:
+    """A table, in parts where the terminal is narrow."""
+    for table in (dataclasses.replace(grid, title=title) if title else grid).tables(console.width):
+        console.print(table)
 
 
 def _planes(entries: "list[Entry]", folder: Path, output: Path, hardware: "Hardware") -> None:
     """Figure 2 for each group that has capsules of two dimensions, with its first seed."""
-    import dataclasses
-
     from cappronet.reproduction.planes import draw
 
     if not entries:
@@ -193,7 +186,7 @@ def _study(name: str, data: str, folder: Path, output: Path, cache: str | None) 
     path = _free(output, module)
     with progress_bar(console) as show:
         found = study.run(data, folder, show, cache=cache)
-    console.print(study.table(found))
+    _show(study.grid(found))
     write(found, path)
     console.print(f"Written to {path}")
 
@@ -226,7 +219,7 @@ def _overhead(only: Sequence[str], folder: Path, output: Path) -> None:
 
     with progress_bar(console) as show:
         found = overhead.run(backbones, known=known, on_round=show.count, on_backbone=keep)
-    console.print(overhead.table(found))
+    _show(overhead.grid(found))
     path = _free(output, "overhead")
     write(found, path)
     console.print(f"Written to {path}")

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cappronet.comparison import Planned
+from cappronet.grid import Grid
 from cappronet.recipe import Recipe, shipped
 from cappronet.results import Row, difference, row_from
 from cappronet.runs import Run, environment, write_atomically
 
-__all__ = ["Entry", "chosen", "entries", "markdown", "plan", "plan_tries", "read", "rows", "write"]
+__all__ = ["Entry", "chosen", "entries", "grid", "plan", "plan_tries", "read", "rows", "write"]
 
 Scale = Literal["paper", "cpu"]
 FILES = {"paper": "results/paper.toml", "cpu": "recipes/cpu.toml"}
@@ -227,38 +228,25 @@ COLUMNS = (
 )
 
 
-def cells(found: list[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """The table that is shown, row by row, as text: means with their 95 % intervals."""
-    lines: list[tuple[str, ...]] = []
-    for values in found:
-        row, linear = row_from(values), control(values, found)
-        gap = difference(row, row_from(linear)) if linear is not None and linear is not values else None
-        lines.append(
-            (
-                row.data,
-                row.backbone,
-                row.head,
-                f"{row.published:g}" if row.published is not None else "",
-                f"{row.mean:.2f}" + (f" ± {row.half_width:.2f}" if len(row.errors) > 1 else ""),
-                str(len(row.errors)),
-                f"{statistics.mean(row.best_errors):.2f}",
-                f"{gap.mean:+.2f} ± {gap.half_width:.2f}" if gap else "",
-                f"{gap.p:.3f}" if gap else "",
-                f"{row.parameters:,}",
-            )
-        )
-    return lines
+def grid(found: list[dict[str, Any]]) -> Grid:
+    """The table that is shown: means with their 95 % intervals; columns that are empty are left out."""
+    whole = Grid(COLUMNS, [_cells(row, found) for row in found], names=3)
+    empty = [heading for i, heading in enumerate(COLUMNS) if not any(line[i] for line in whole.lines)]
+    return whole.without(*empty)
 
 
-def filled(lines: list[tuple[str, ...]]) -> list[int]:
-    """The columns that are not empty."""
-    return [i for i in range(len(COLUMNS)) if any(line[i] for line in lines)]
-
-
-def markdown(found: list[dict[str, Any]]) -> str:
-    """The table for a page."""
-    lines = cells(found)
-    kept = filled(lines)
-    text = [f"| {' | '.join(COLUMNS[i] for i in kept)} |", f"|{'|'.join('---' if i < 3 else '--:' for i in kept)}|"]
-    text += [f"| {' | '.join(line[i] for i in kept)} |" for line in lines]
-    return "\n".join(text)
+def _cells(values: dict[str, Any], found: list[dict[str, Any]]) -> tuple[str, ...]:
+    row, linear = row_from(values), control(values, found)
+    gap = difference(row, row_from(linear)) if linear is not None and linear is not values else None
+    return (
+        row.data,
+        row.backbone,
+        row.head,
+        f"{row.published:g}" if row.published is not None else "",
+        f"{row.mean:.2f}" + (f" ± {row.half_width:.2f}" if len(row.errors) > 1 else ""),
+        str(len(row.errors)),
+        f"{statistics.mean(row.best_errors):.2f}",
+        f"{gap.mean:+.2f} ± {gap.half_width:.2f}" if gap else "",
+        f"{gap.p:.3f}" if gap else "",
+        f"{row.parameters:,}",
+    )

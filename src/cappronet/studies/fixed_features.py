@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from cappronet.comparison import Display
 from cappronet.datasets import Images, hold_out, mixed_seed
 from cappronet.extras import require
 from cappronet.fitting import fit_head
+from cappronet.grid import Grid
 from cappronet.heads import CapsuleProjection, create_head
 from cappronet.ingredients import prepare
 from cappronet.model import CapProNet
@@ -25,10 +26,7 @@ from cappronet.results import interval
 from cappronet.runs import environment
 from cappronet.studies.frozen import trained
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-__all__ = ["markdown", "run", "table"]
+__all__ = ["grid", "run"]
 
 # The network whose features are taken: trained on five classes, with a linear head.
 SEEN, UNSEEN = (0, 1, 2, 3, 4), (5, 6, 7, 8, 9)
@@ -208,21 +206,7 @@ def _heading(name: str, size: int) -> str:
     return f"{name.rpartition(', ')[2]}, {size or 'all'}"
 
 
-def table(found: Mapping[str, Any]) -> "Table":
+def grid(found: Mapping[str, Any]) -> Grid:
     """Test errors in percent; the columns are the width of the features and the images of each class."""
-    from rich.table import Table
-
-    grid = Table(title="test error %, features stay as they are", title_justify="left")
-    grid.add_column("head", no_wrap=True)
-    for key in _sets(found):
-        grid.add_column(_heading(*key), justify="right")
-    for line in _cells(found):
-        grid.add_row(*line)
-    return grid
-
-
-def markdown(found: Mapping[str, Any]) -> str:
-    """The same as a table for a page."""
-    headings = [_heading(*key) for key in _sets(found)]
-    text = [f"| head | {' | '.join(headings)} |", f"|---|{'--:|' * len(headings)}"]
-    return "\n".join(text + [f"| {' | '.join(line)} |" for line in _cells(found)])
+    headings = ("head", *(_heading(*key) for key in _sets(found)))
+    return Grid(headings, _cells(found), title="test error %, features stay as they are")

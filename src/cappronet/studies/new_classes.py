@@ -13,20 +13,20 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from rich.table import Table
 from torch import Tensor, nn
 
 from cappronet.comparison import Display
 from cappronet.datasets import mixed_seed
 from cappronet.evaluation import predict
 from cappronet.fitting import fit_head
+from cappronet.grid import Grid
 from cappronet.heads import CapsuleProjection
 from cappronet.ingredients import evaluation_batches
 from cappronet.results import interval
 from cappronet.runs import environment
 from cappronet.studies.frozen import NETS, NEW, OLD, Frozen, networks, trained
 
-__all__ = ["markdown", "run", "table"]
+__all__ = ["grid", "run"]
 
 # Images of each new class, and how many random draws of them are averaged; 0 is all of them.
 IMAGES, DRAWS = (5, 20, 100, 0), 10
@@ -69,32 +69,20 @@ def run(data: str, folder: Path, display: Display, *, cache: str | None = None) 
     }
 
 
-def table(found: Mapping[str, Any]) -> Table:
-    """The errors for a terminal."""
+def grid(found: Mapping[str, Any]) -> Grid:
+    """The errors by the number of images of each new class."""
     before = ", ".join(f"{error:.2f} ({name} net)" for name, error in found["before"].items())
     title = f"Test errors in %, by images of each new class; on the eight alone, before any was added: {before}"
-    result = Table(title=title, title_justify="left")
-    for heading in HEADINGS:
-        text = heading in ("net", "method")
-        result.add_column(heading, justify="left" if text else "right", no_wrap=text)
-    for cells in _cells(found):
-        result.add_row(*cells)
-    return result
+    return Grid(HEADINGS, _cells(found), names=2, title=title)
 
 
-def markdown(found: Mapping[str, Any]) -> str:
-    """The errors for a page."""
-    lines = [f"| {' | '.join(HEADINGS)} |", "|---|---|" + "--:|" * (len(HEADINGS) - 2)]
-    return "\n".join(lines + [f"| {' | '.join(cells)} |" for cells in _cells(found)])
-
-
-def _cells(found: Mapping[str, Any]) -> list[list[str]]:
+def _cells(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """A line for each method: its error on all ten classes by the number of images, and that on new and old ones."""
     methods: dict[tuple[str, str], dict[int, Mapping[str, Any]]] = {}
     for row in found["rows"]:
         methods.setdefault((row["net"], row["method"]), {})[row["images"]] = row
     return [
-        [*name, *(_cell(rows.get(count)) for count in IMAGES), *(_parts(rows.get(count)) for count in DETAILED)]
+        (*name, *(_cell(rows.get(count)) for count in IMAGES), *(_parts(rows.get(count)) for count in DETAILED))
         for name, rows in methods.items()
     ]
 

@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.table import Table
 from torch import Tensor
 
 from cappronet.comparison import Display
 from cappronet.datasets import Dataset, Images, load_dataset, mixed_seed
 from cappronet.extras import require
+from cappronet.grid import Grid
 from cappronet.model import CapProNet
 from cappronet.novelty import fit_scores, separations
 from cappronet.prediction import NOISES, features, noise
 from cappronet.runs import environment
 from cappronet.studies.frozen import OLD, Frozen, networks, tracker
 
-__all__ = ["markdown", "run", "table"]
+__all__ = ["grid", "run"]
 
 # How many images of each kind are made.
 COUNT = 2000
@@ -49,37 +49,19 @@ def run(data: str, folder: Path, display: Display, *, cache: str | None = None) 
     }
 
 
-def table(found: Mapping[str, Any]) -> Table:
-    """AUROC and FPR of every score for a terminal."""
+def grid(found: Mapping[str, Any]) -> Grid:
+    """AUROC and FPR of every score."""
     errors = ", ".join(f"{error:.2f} % ({name})" for name, error in found["errors"].items())
     title = f"AUROC / FPR at 95 % TPR, in %; errors of the networks on the classes they know: {errors}"
-    result = Table(title=title, title_justify="left")
-    for heading in _headings(found):
-        text = heading in ("net", "score")
-        result.add_column(heading, justify="left" if text else "right", no_wrap=text)
-    for before, row in zip([None, *found["rows"]], found["rows"], strict=False):
-        if before and before["net"] != row["net"]:
-            result.add_section()
-        result.add_row(*_cells(row))
-    return result
+    headings = ("net", "score", *found["rows"][0]["kinds"], "mean")
+    return Grid(headings, [_cells(row) for row in found["rows"]], names=2, title=title)
 
 
-def markdown(found: Mapping[str, Any]) -> str:
-    """AUROC and FPR of every score for a page."""
-    headings = _headings(found)
-    lines = [f"| {' | '.join(headings)} |", "|---|---|" + "--:|" * (len(headings) - 2)]
-    return "\n".join([*lines, *(f"| {' | '.join(_cells(row))} |" for row in found["rows"])])
-
-
-def _headings(found: Mapping[str, Any]) -> list[str]:
-    return ["net", "score", *found["rows"][0]["kinds"], "mean"]
-
-
-def _cells(row: Mapping[str, Any]) -> list[str]:
+def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     pairs = list(row["kinds"].values())
     mean = [sum(pair[i] for pair in pairs) / len(pairs) for i in (0, 1)]
     score = "residual, angle" if row["score"] == "residual" else row["score"]
-    return [row["net"], score, *(f"{100 * auroc:.1f} / {100 * fpr:.1f}" for auroc, fpr in [*pairs, mean])]
+    return row["net"], score, *(f"{100 * auroc:.1f} / {100 * fpr:.1f}" for auroc, fpr in [*pairs, mean])
 
 
 def _rows(name: str, net: Frozen, known: Tensor, kinds: Mapping[str, Tensor], display: Display) -> list[dict[str, Any]]:
