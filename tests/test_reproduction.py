@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cappronet import comparison
 from cappronet.commands.reproducing import reproduce
 from cappronet.reproduction import tables
 
@@ -83,6 +84,23 @@ def test_a_table_is_run_written_and_kept(project, capsys):
     assert [file.stat().st_mtime_ns for file in files] == times  # nothing was trained again
     assert tables.read(path) == rows
     assert "capsule c=2" in capsys.readouterr().out
+
+
+def test_a_table_that_is_stopped_shows_what_is_finished(project, monkeypatch, capsys):
+    def stop(planned, jobs, hardware, display, text):
+        if text.endswith("try"):
+            execute(planned, jobs, hardware, display, text)
+        else:
+            execute(planned[:1], jobs, hardware, display, text)
+            raise InterruptedError("stopped and saved")
+
+    execute = comparison.execute
+    monkeypatch.setattr(comparison, "execute", stop)
+    with pytest.raises(InterruptedError):
+        reproduce("table3", seeds=2, jobs=1)
+    (row,) = tables.read(project / "results" / "table3-cpu.json")
+    assert (row["head"], row["seeds"]) == ("linear", [0])
+    assert "linear" in capsys.readouterr().out
 
 
 def test_a_table_grows_and_leaves_the_runs_of_others(project):

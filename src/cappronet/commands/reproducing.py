@@ -117,24 +117,35 @@ def reproduce(
 def _table(
     table: str, scale: str, entries: "Sequence[Entry]", folder: Path, output: Path, jobs: int, hardware: "Hardware"
 ) -> None:
-    """Group by group, so that what is there is shown and written before the next begins."""
+    """Group by group, so that what is there is shown and written before the next begins, and when it is stopped."""
+    from cappronet.reproduction import tables
+
+    final: list[Entry] = []
+    for group, members in groupby(entries, key=lambda entry: entry.group):
+        asked = list(members)
+        try:
+            final += _runs(group, asked, folder, jobs, hardware)
+        except InterruptedError:
+            _report(table, scale, group, tables.rows(final + tables.settled(asked, folder), folder), output)
+            raise
+        _report(table, scale, group, tables.rows(final, folder), output)
+
+
+def _report(table: str, scale: str, group: str, found: list[dict[str, Any]], output: Path) -> None:
+    """Write all rows, with their pictures, and show those of the group."""
     from cappronet.reproduction import tables
     from cappronet.reproduction.figures import error_over_dimension, error_over_epochs
 
-    final: list[Entry] = []
-    found: list[dict[str, Any]] = []
-    for group, members in groupby(entries, key=lambda entry: entry.group):
-        final += _runs(group, list(members), folder, jobs, hardware)
-        found = tables.rows(final, folder)
-        path = tables.write(table, scale, found, output)
-        part = [row for row in found if row["group"] == group]
-        title = f"{table}, {group}: {part[0]['backbone']} on {part[0]['data']}"
-        _show(tables.grid(part).without("data", "backbone"), title)
+    part = [row for row in found if row["group"] == group]
+    if not part:
+        return
+    path = tables.write(table, scale, found, output)
+    title = f"{table}, {group}: {part[0]['backbone']} on {part[0]['data']}"
+    _show(tables.grid(part).without("data", "backbone"), title)
     console.print(f"Written to {path}")
-    pictures = {"epochs": error_over_epochs, "c": error_over_dimension}
     try:
-        for name, draw in pictures.items():
-            draw(found, path.with_name(f"{path.stem}-{name}.png"))
+        error_over_epochs(found, path.with_name(f"{path.stem}-epochs.png"))
+        error_over_dimension(found, path.with_name(f"{path.stem}-c.png"))
         console.print("Pictures of error over epochs, and over c where there are several, are beside it")
     except ModuleNotFoundError as missing:
         console.print(f"No pictures: {missing}", markup=False)

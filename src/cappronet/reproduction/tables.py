@@ -21,7 +21,7 @@ from cappronet.recipe import Recipe, shipped
 from cappronet.results import Row, difference, row_from
 from cappronet.runs import Run, environment, write_atomically
 
-__all__ = ["Entry", "chosen", "entries", "grid", "plan", "plan_tries", "read", "rows", "write"]
+__all__ = ["Entry", "chosen", "entries", "grid", "plan", "plan_tries", "read", "rows", "settled", "write"]
 
 Scale = Literal["paper", "cpu"]
 FILES = {"paper": "results/paper.toml", "cpu": "recipes/cpu.toml"}
@@ -122,6 +122,15 @@ def chosen(entry: Entry, root: Path) -> Entry:
         return entry
     means = [statistics.mean(errors) for errors in try_errors(entry, root)]
     return dataclasses.replace(entry, recipe=entry.recipe.changed(**entry.tries[means.index(min(means))]))
+
+
+def settled(asked: Sequence[Entry], root: Path) -> list[Entry]:
+    """Those whose tries are all finished, with what they chose."""
+    return [
+        chosen(entry, root)
+        for entry in asked
+        if all(Run(planned.folder).finished for planned in plan_tries([entry], root))
+    ]
 
 
 def plan(chosen_entries: Sequence[Entry], root: Path) -> list[Planned]:
