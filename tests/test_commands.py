@@ -132,7 +132,7 @@ def test_compare_prints_a_table_and_keeps_what_is_done(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_comparison_goes_on_where_it_was(tmp_path, number):
     command = [*PROGRAM, "compare", "--epochs", "12", "--train-size", "600", "--seeds", "2", "--heads", "capsule",
-               "--backbones", "resnet8", "--folder", str(tmp_path / "all")]  # fmt: skip
+               "--backbones", "resnet8", "--jobs", "1", "--folder", str(tmp_path / "all")]  # fmt: skip
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
     while not list(tmp_path.glob("all/*/checkpoint.pt")):
@@ -144,6 +144,7 @@ def test_an_interrupted_comparison_goes_on_where_it_was(tmp_path, number):
     assert process.returncode == 130
     assert "stopped and saved; the same command goes on from here" in errors
     assert "Traceback" not in errors
+    assert len(list(tmp_path.glob("all/*/recipe.toml"))) == 1  # and no other run was begun
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert all(Run(folder).finished for folder in (tmp_path / "all").iterdir() if folder.is_dir())

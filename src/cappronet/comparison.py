@@ -27,6 +27,8 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "capsule-unit": {"head": "capsule", "normalize": True, "scale": "learned"},
 }
 GO_ON = "stopped and saved; the same command goes on from here"
+# In a worker: it was asked to stop. A pool hands it one more run than it cancels.
+STOPPED = threading.Event()
 DEFAULT = ("linear", "group", "capsule", "capsule-unit")
 
 
@@ -121,10 +123,15 @@ def _train(index: int, planned: Planned, hardware: "Hardware", reports: Any) -> 
 
     torch.set_num_threads(1)
     run = Run(planned.folder)
+    if STOPPED.is_set():
+        raise InterruptedError(GO_ON)
+    if run.finished:  # by another call, since this one planned
+        return
     report: Callable[[Any], None] = lambda now: reports.put((index, now.step / now.steps))  # noqa: E731
     try:
         train(planned.recipe, run, hardware, on_progress=report)
     except Interrupted:
+        STOPPED.set()
         raise InterruptedError(GO_ON) from None
 
 
