@@ -72,6 +72,7 @@ TABLES = [
     ("docs/embeddings.md", "new_classes", "new_classes.json", lambda content: new_classes.grid(content).markdown()),
     ("docs/embeddings.md", "unknown", "unknown.json", lambda content: unknown.grid(content).markdown()),
     ("docs/reproduction.md", "overhead", "overhead.json", lambda content: overhead.grid(content).markdown()),
+    ("docs/reproduction.md", "table3-cpu", "table3-cpu.json", lambda content: tables.grid(content["rows"]).markdown()),
     (
         "docs/reproduction.md",
         "settings-cpu",
