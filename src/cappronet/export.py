@@ -49,10 +49,12 @@ class Deployed(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The score of each class, for a capsule head its length, and its probability, both `(B, L)`."""
-        if self.pixels:
-            x = x.float() / 255
-        scores = self.head(self.model.features((x - self.mean) / self.std))
+        scores = self.head(self.model.features(self.prepared(x)))
         return scores, scores.softmax(-1)
+
+    def prepared(self, x: Tensor) -> Tensor:
+        """Inputs as the model takes them."""
+        return ((x.float() / 255 if self.pixels else x) - self.mean) / self.std
 
     def example(self, count: int) -> Tensor:
         """So many inputs of the right type and shape, of noise."""
@@ -119,9 +121,7 @@ def export(model: CapProNet, path: str | Path, kind: str = "onnx") -> Exported:
 
 def _deviation(found: Tensor, deployed: Deployed, x: Tensor) -> float:
     """Against the model with its head as it was trained."""
-    if deployed.pixels:
-        x = x.float() / 255
-    scores = deployed.model((x - deployed.mean) / deployed.std)
+    scores = deployed.model(deployed.prepared(x))
     return float((found - scores).abs().max() / scores.abs().max().clamp_min(1))
 
 
