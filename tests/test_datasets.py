@@ -176,7 +176,7 @@ def test_a_fingerprint_changes_with_the_content():
 def test_grey_npz(npz, arrays):
     loaded = load_dataset(str(npz()))
     assert (loaded.name, loaded.classes) == ("mine", ("0", "1", "2"))
-    assert (loaded.image_shape, loaded.image_size, loaded.in_channels) == ((1, 5, 4), 5, 1)
+    assert (loaded.image_shape, loaded.image_size, loaded.in_channels) == ((1, 5, 4), (5, 4), 1)
     assert loaded.train.pixels.squeeze(1).numpy().tolist() == arrays["x_train"].tolist()
     assert loaded.test.labels.tolist() == [2, 0, 1]
     assert loaded.test.labels.dtype == torch.int64

@@ -113,14 +113,14 @@ def test_folded_weights_give_the_lengths_by_hand(run, tmp_path):
 @pytest.mark.parametrize(
     "options",
     [
-        {"backbone": "resnet8", "head": "linear", "pool": 2, "resize": 12},
+        {"backbone": "resnet8", "head": "linear", "pool": 2, "resize": 12, "image_size": (16, 20)},
         {"backbone": "speedrun", "head": "subcenter", "in_channels": 1},
         {"backbone": "features", "head": "capsule", "in_channels": 1, "solver": "hyperpower"},
     ],
     ids=lambda options: options["backbone"],
 )
 def test_every_kind_of_model(options, tmp_path):
-    model = CapProNet(**options, num_classes=4, capsule_dim=3, image_size=16).eval()
+    model = CapProNet(**{"image_size": 16, **options}, num_classes=4, capsule_dim=3).eval()
     done = export(model, tmp_path / "model.onnx")
     session = runtime.InferenceSession(done.path)
     (given,), outputs = session.get_inputs(), session.get_outputs()

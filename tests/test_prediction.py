@@ -39,6 +39,21 @@ def test_a_model_of_pixels_sees_the_pixels(tmp_path):
     assert prepared(model, path).shape == (1, 3, 8, 8)
 
 
+def test_images_need_not_be_square(tmp_path):
+    path, size = tmp_path / "image.png", (6, 9)
+    pixels = noise_file(path, 9, 6)
+    model = CapProNet("pixels", 3, 2, image_size=size, mean=MEAN, std=STD).eval()
+    model.save_pretrained(tmp_path)
+    again = CapProNet.from_pretrained(tmp_path)
+    assert again.input_shape == (3, *size)
+    assert "colour images, 6 x 9" in again.card
+    images = Images(torch.tensor([0]), pixels[None])
+    ((expected, _),) = Batches(images, 1, mean=MEAN, std=STD, shuffle=False).epoch(0)
+    torch.testing.assert_close(prepared(again, path), expected)
+    torch.testing.assert_close(features(again, images), expected.flatten(1))
+    assert noise("noise", again, 2).pixels.shape == (2, 3, *size)
+
+
 @pytest.mark.parametrize("normalize", [False, True])
 def test_the_angle_is_that_between_features_and_subspace(tmp_path, normalize):
     path = tmp_path / "image.png"

@@ -91,9 +91,10 @@ class Dataset:
         return channels, height, width
 
     @property
-    def image_size(self) -> int:
-        """The height of the images."""
-        return self.image_shape[1]
+    def image_size(self) -> int | tuple[int, int]:
+        """The side of square images, height and width of others, and the number of features."""
+        _, height, width = self.image_shape
+        return height if height == width or self.train.holds_features else (height, width)
 
     @property
     def in_channels(self) -> int:

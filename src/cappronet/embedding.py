@@ -141,7 +141,7 @@ def _from_run(folder: Path, data: Dataset, fixed: dict[str, Any], pool: int) -> 
         raise ValueError(
             f"{folder} was trained on images with {config['in_channels']} channels, {data.name} has {data.in_channels}"
         )
-    if config["image_size"] != data.image_size and not config["resize"]:
+    if trained.input_shape != data.image_shape and not config["resize"]:
         config["resize"] = config["image_size"]
     # what is read, and to which side, is the new data's; a bare image is as wide as it was
     inputs = {} if config["backbone"] == "pixels" else {"image_size": fixed["image_size"]}

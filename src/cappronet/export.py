@@ -58,11 +58,9 @@ class Deployed(nn.Module):
 
     def example(self, count: int) -> Tensor:
         """So many inputs of the right type and shape, of noise."""
-        config, generator = self.model.config, torch.Generator().manual_seed(count)
-        size = config["image_size"]
+        shape, generator = (count, *self.model.input_shape), torch.Generator().manual_seed(count)
         if not self.pixels:
-            return torch.randn(count, size, generator=generator)
-        shape = (count, config["in_channels"], size, size)
+            return torch.randn(shape, generator=generator)
         return torch.randint(256, shape, generator=generator, dtype=torch.uint8)
 
     @property
@@ -128,15 +126,15 @@ def _deviation(found: Tensor, deployed: Deployed, x: Tensor) -> float:
 def description(model: CapProNet) -> dict[str, Any]:
     """What a program needs to know of the file, in plain values."""
     config = model.config
-    size = config["image_size"]
+    takes = {"name": "images", "type": "uint8", "shape": ["batch", *model.input_shape]}
     if config["backbone"] == "features":
-        takes = {"name": "features", "type": "float32", "shape": ["batch", size]}
+        takes |= {"name": "features", "type": "float32"}
         prepare = "feature vectors as the model was fitted to"
     else:
-        takes = {"name": "images", "type": "uint8", "shape": ["batch", config["in_channels"], size, size]}
-        colours = "grey" if config["in_channels"] == 1 else "RGB"
-        cut = f"shorter side to {RESIZED}, then the middle {size} x {size}"
-        scale = cut if config["files"] else f"to {size} x {size}"
+        channels, height, width = model.input_shape
+        colours = "grey" if channels == 1 else "RGB"
+        size = f"{height} x {width}"
+        scale = f"shorter side to {RESIZED}, then the middle {size}" if config["files"] else f"to {size}"
         prepare = f"{colours}, scaled {scale}, channels first, 0 to 255; the rest is in the file"
     return {
         "classes": [str(name) for name in config["classes"]],

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from cappronet import pretrained
 from cappronet.backbones import create_backbone
+from cappronet.backbones.pixels import sides
 from cappronet.heads import CapsuleProjection, create_head
 from cappronet.model_card import model_card
 
@@ -26,9 +27,10 @@ class CapProNet(nn.Module):
         capsule_dim: c, the dimension of each class's subspace.
         head: `"capsule"`, or a control: `"group"`, `"linear"`, `"cosine"`, `"weightnorm"`, `"subcenter"`.
         in_channels: channels of the images.
-        image_size: height and width of the images; of the backbones, only `pixels` and `features` depend on it.
+        image_size: the side of square images, or height and width; for `features`, how many there are. Only `pixels`
+            and `features` depend on it.
         files: whether images were files of any size, whose middle is cut out, or had this size from the start.
-        resize: scale images to this height and width before the backbone; 0 leaves them as they are.
+        resize: scale images to this size, given like `image_size`, before the backbone; 0 leaves them as they are.
         pool: parts, across and down, that the backbone's last feature map is averaged over.
         dropout: dropout on the features before the head.
         backbone_dropout: dropout inside a WideResNet or DenseNet; 0 leaves it as the backbone's name says.
@@ -51,9 +53,9 @@ class CapProNet(nn.Module):
         *,
         head: str = "capsule",
         in_channels: int = 3,
-        image_size: int = 32,
+        image_size: int | Sequence[int] = 32,
         files: bool = False,
-        resize: int = 0,
+        resize: int | Sequence[int] = 0,
         pool: int = 1,
         dropout: float = 0.0,
         backbone_dropout: float = 0.0,
@@ -69,9 +71,9 @@ class CapProNet(nn.Module):
             "capsule_dim": capsule_dim,
             "head": head,
             "in_channels": in_channels,
-            "image_size": image_size,
+            "image_size": _plain(image_size),
             "files": files,
-            "resize": resize,
+            "resize": _plain(resize),
             "pool": pool,
             "dropout": dropout,
             "backbone_dropout": backbone_dropout,
@@ -83,7 +85,7 @@ class CapProNet(nn.Module):
         options: dict[str, Any] = {"dropout": backbone_dropout} if backbone_dropout else {}
         self.backbone = create_backbone(backbone, in_channels, image_size, pool=pool, **options)
         self.card = ""  # what a model card says of it, once there is one
-        self.resize = resize
+        self.resize = sides(resize) if resize else None
         self.dropout = nn.Dropout(dropout)
         self.head = create_head(head, self.feature_dim, num_classes, capsule_dim, **head_options)
 
@@ -92,6 +94,12 @@ class CapProNet(nn.Module):
         """d, the width of the feature vector."""
         return int(self.backbone.feature_dim)  # type: ignore[arg-type]
 
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one input: `(C, H, W)` of an image, or `(d,)` where the backbone is `features`."""
+        size = self.config["image_size"]
+        return (size,) if self.config["backbone"] == "features" else (self.config["in_channels"], *sides(size))
+
     def forward(self, images: Tensor) -> Tensor:
         """Images `(B, C, H, W)`, normalized, to the score of each class `(B, L)`."""
         return self.head(self.dropout(self.features(images)))
@@ -99,7 +107,7 @@ class CapProNet(nn.Module):
     def features(self, images: Tensor) -> Tensor:
         """Images `(B, C, H, W)` to feature vectors `(B, d)`."""
         if self.resize:
-            images = F.interpolate(images, (self.resize, self.resize), mode="bilinear", antialias=True)
+            images = F.interpolate(images, self.resize, mode="bilinear", antialias=True)
         return self.backbone(images)
 
     def add_class(self, features: Tensor, name: str, **options: Any) -> int:
@@ -169,3 +177,8 @@ class CapProNet(nn.Module):
         with TemporaryDirectory() as folder:
             self.save_pretrained(folder)
             return pretrained.upload(Path(folder), name, private=private, token=token, message=message)
+
+
+def _plain(size: int | Sequence[int]) -> int | list[int]:
+    """As JSON holds it."""
+    return size if isinstance(size, int) else list(size)

@@ -6,6 +6,8 @@ from typing import Any
 
 import tomli_w
 
+from cappronet.backbones.pixels import sides
+
 __all__ = ["model_card"]
 
 HEADS = {
@@ -58,7 +60,8 @@ def _header(config: Mapping[str, Any], summary: Mapping[str, Any] | None) -> str
 def _about(config: Mapping[str, Any]) -> str:
     head = HEADS.get(config["head"], f"the control head `{config['head']}`").format(c=config["capsule_dim"])
     size, channels = config["image_size"], "grey" if config["in_channels"] == 1 else "colour"
-    takes = f"vectors of {size} features" if config["backbone"] == "features" else f"{channels} images, {size} x {size}"
+    images = "{} images, {} x {}".format
+    takes = f"vectors of {size} features" if config["backbone"] == "features" else images(channels, *sides(size))
     names = [str(name) for name in config["classes"]]
     some = ", ".join(names[:20]) + (f" and {len(names) - 20:,} more" if len(names) > 20 else "")
     rows = {

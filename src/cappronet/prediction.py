@@ -53,8 +53,8 @@ def prepared(model: CapProNet, path: Path) -> Tensor:
     if config["files"]:
         pixels = file_transform(Augmentation())(image)
     else:
-        size = config["image_size"]
-        pixels = torch.from_numpy(np.array(image.resize((size, size)))).view(size, size, -1).permute(2, 0, 1)
+        _, height, width = model.input_shape
+        pixels = torch.from_numpy(np.array(image.resize((width, height)))).view(height, width, -1).permute(2, 0, 1)
     return _normalized(model, (pixels / 255).unsqueeze(0))
 
 
@@ -78,15 +78,15 @@ def adapted(model: CapProNet, x: Tensor) -> Tensor:
     Grey images become three equal channels, coloured ones their luminance. Others of another size are scaled to the
     model's, without regard to the ratio of their sides: bilinearly, with antialiasing where they become smaller.
     """
-    channels, size = model.config["in_channels"], model.config["image_size"]
+    channels, *size = model.input_shape
     if x.shape[1] == 1 and channels == 3:
         x = x.expand(-1, 3, -1, -1)
     elif x.shape[1] == 3 and channels == 1:
         x = (x * x.new_tensor(GREY).view(3, 1, 1)).sum(1, keepdim=True)
     elif x.shape[1] != channels:
         raise ValueError(f"images with {x.shape[1]} channels can't be shown to a model of {channels}")
-    if x.shape[2:] != (size, size):
-        x = F.interpolate(x, (size, size), mode="bilinear", antialias=True)
+    if list(x.shape[2:]) != size:
+        x = F.interpolate(x, size, mode="bilinear", antialias=True)
     return _normalized(model, x)
 
 
@@ -117,8 +117,7 @@ def features(
 def noise(kind: str, model: CapProNet, count: int, seed: int = 0) -> Images:
     """Images of noise in the model's size: `noise` is uniform, `gaussian-noise` has its data's mean and variation."""
     generator = torch.Generator().manual_seed(mixed_seed(kind, seed))
-    size = model.config["image_size"]
-    pixels = NOISES[kind](model, (count, model.config["in_channels"], size, size), generator)
+    pixels = NOISES[kind](model, (count, *model.input_shape), generator)
     return Images(torch.zeros(count, dtype=torch.int64), pixels.to(torch.uint8))
 
 

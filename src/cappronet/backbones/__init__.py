@@ -5,7 +5,7 @@ Those of the paper's tables are here, each as in its own paper; every other name
 
 import difflib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -40,7 +40,13 @@ TIMM_RESNETS = {f"resnet{depth}" for depth in (18, 26, 34, 50, 101, 152, 200)}
 
 
 def create_backbone(
-    name: str, in_channels: int = 3, image_size: int = 32, *, pretrained: bool = False, pool: int = 1, **options: Any
+    name: str,
+    in_channels: int = 3,
+    image_size: int | Sequence[int] = 32,
+    *,
+    pretrained: bool = False,
+    pool: int = 1,
+    **options: Any,
 ) -> nn.Module:
     """A backbone by name, with the width of its features as `feature_dim`.
 
@@ -49,7 +55,8 @@ def create_backbone(
     Args:
         name: one of `BACKBONES`, any other CIFAR ResNet, or a model of timm, which must then be installed.
         in_channels: C, 3 for colour and 1 for grey.
-        image_size: height and width; only `pixels` depends on it, and `features`, which are so many numbers.
+        image_size: the side of square images, or height and width; only `pixels` depends on it, and `features`, which
+            are so many numbers.
         pretrained: load timm's weights. There are none for our own backbones.
         pool: parts, across and down, that the last feature map is averaged over; 2 gives four times the features.
         options: for the constructor: `dropout` of a WideResNet or DenseNet, or what `timm.create_model` takes.
