@@ -43,6 +43,19 @@ def _draw(path: Path, size: tuple[float, float], draw: Callable[[Any], None]) ->
             figure.savefig(target)
 
 
+def _panels(figure: Any, count: int, columns: int, **shared: bool) -> list[Any]:
+    """So many panels, in lines of `columns`."""
+    panels = list(figure.subplots(-(-count // columns), min(columns, count), squeeze=False, **shared).flat)
+    for spare in panels[count:]:
+        spare.set_visible(False)
+    return panels[:count]
+
+
+def _size(count: int, columns: int, width: float, height: float) -> tuple[float, float]:
+    """Of a figure with so many panels of this size."""
+    return width * min(columns, count), height * -(-count // columns)
+
+
 def step_of_the_layer(lr: float = 0.6) -> dict[str, Tensor]:
     """One gradient step of cross-entropy on a layer with two planes in three dimensions: before and after, class 0."""
     generator = torch.Generator().manual_seed(0)
@@ -103,15 +116,9 @@ def _arrow(
 
 def capsule_planes(coordinates: NDArray[Any], labels: NDArray[Any], classes: Sequence[str], path: Path) -> None:
     """Figure 2: each class's plane of capsule coordinates `(n, L, 2)`, its own test images red, all others green."""
-    columns = min(5, len(classes))
-    lines = -(-len(classes) // columns)
 
     def draw(figure: Any) -> None:
-        panels = figure.subplots(lines, columns, squeeze=False).flat
-        for number, panel in enumerate(panels):
-            if number >= len(classes):
-                panel.set_visible(False)
-                continue
+        for number, panel in enumerate(_panels(figure, len(classes), 5)):
             own = labels == number
             for chosen, colour, size in ((~own, GREEN, 3), (own, RED, 4)):
                 panel.scatter(
@@ -128,21 +135,16 @@ def capsule_planes(coordinates: NDArray[Any], labels: NDArray[Any], classes: Seq
         ]
         figure.legend(handles=handles, loc="outside lower center", ncols=2)
 
-    _draw(path, (1.8 * columns, 1.95 * lines + 0.3), draw)
+    width, height = _size(len(classes), 5, 1.8, 1.95)
+    _draw(path, (width, height + 0.3), draw)
 
 
 def length_histograms(lengths: NDArray[Any], labels: NDArray[Any], classes: Sequence[str], path: Path) -> None:
     """Beside Figure 2: how long the capsules of a class's own test images are, and those of all others."""
-    columns = min(5, len(classes))
-    lines = -(-len(classes) // columns)
     bins = np.linspace(0, float(lengths.max()), 40)
 
     def draw(figure: Any) -> None:
-        panels = figure.subplots(lines, columns, squeeze=False, sharex=True).flat
-        for number, panel in enumerate(panels):
-            if number >= len(classes):
-                panel.set_visible(False)
-                continue
+        for number, panel in enumerate(_panels(figure, len(classes), 5, sharex=True)):
             own = labels == number
             for chosen, colour in ((~own, GREEN), (own, RED)):
                 panel.hist(lengths[chosen, number], bins=bins, density=True, color=colour, alpha=0.6)
@@ -150,15 +152,17 @@ def length_histograms(lengths: NDArray[Any], labels: NDArray[Any], classes: Sequ
             panel.set_title(classes[number], fontsize=10)
         figure.supxlabel("capsule length: red the class's own test images, green all others", fontsize=9)
 
-    _draw(path, (1.8 * columns, 1.3 * lines + 0.4), draw)
+    width, height = _size(len(classes), 5, 1.8, 1.3)
+    _draw(path, (width, height + 0.4), draw)
 
 
 def error_over_epochs(found: Sequence[Mapping[str, Any]], path: Path) -> None:
     """The test error of each head while it trains, mean over seeds; the linear head with its lowest and highest."""
     groups = list(dict.fromkeys(row["group"] for row in found))
+    ticker = require("matplotlib.ticker", "plots")
 
     def draw(figure: Any) -> None:
-        for panel, group in zip(figure.subplots(1, len(groups), squeeze=False)[0], groups, strict=True):
+        for panel, group in zip(_panels(figure, len(groups), 2), groups, strict=True):
             rows = [row for row in found if row["group"] == group]
             for row in rows:
                 curves, head = np.array(row["curves"]), row["recipe"]["head"]
@@ -170,10 +174,13 @@ def error_over_epochs(found: Sequence[Mapping[str, Any]], path: Path) -> None:
                     low, high = curves.min(0), curves.max(0)
                     panel.fill_between(row["epochs"], low, high, color=HEADS[head], alpha=0.15, linewidth=0)
             panel.set(xlabel="epoch", ylabel="test error, %", yscale="log")
+            panel.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 3, 4, 6)))
+            panel.yaxis.set_major_formatter("{x:g}")
+            panel.yaxis.set_minor_formatter("")
             panel.set_title(f"{row['data']}, {row['backbone']}", loc="left", fontsize=10)
-            panel.legend(fontsize=7)
+            panel.legend(fontsize=8)
 
-    _draw(path, (4.8 * len(groups), 3.6), draw)
+    _draw(path, _size(len(groups), 2, 4.2, 3.6), draw)
 
 
 def error_over_dimension(found: Sequence[Mapping[str, Any]], path: Path) -> None:
@@ -187,7 +194,7 @@ def error_over_dimension(found: Sequence[Mapping[str, Any]], path: Path) -> None
         return
 
     def draw(figure: Any) -> None:
-        for panel, part in zip(figure.subplots(1, len(kept), squeeze=False)[0], kept, strict=True):
+        for panel, part in zip(_panels(figure, len(kept), 2), kept, strict=True):
             for head in ("capsule", "group"):
                 _dimensions(panel, head, [row for row in part if row["recipe"]["head"] == head])
             for row in part:
@@ -199,7 +206,7 @@ def error_over_dimension(found: Sequence[Mapping[str, Any]], path: Path) -> None
             panel.set_title(f"{part[0]['data']}, {part[0]['backbone']}", loc="left", fontsize=10)
             panel.legend(fontsize=8)
 
-    _draw(path, (4.2 * len(kept), 3.4), draw)
+    _draw(path, _size(len(kept), 2, 4.2, 3.4), draw)
 
 
 def _dimensions(panel: Any, head: str, part: list[Mapping[str, Any]]) -> None:
