@@ -73,6 +73,20 @@ def test_every_column_of_the_gradient_is_orthogonal_to_the_subspace():
     torch.testing.assert_close(gradient, parallel.unsqueeze(-1) * novel.unsqueeze(1), rtol=0, atol=1e-11)
 
 
+@pytest.mark.parametrize("c", [1, 4])
+def test_too_large_a_step_makes_the_next_ones_smaller(c):
+    weight, x = reference.random_weight(1, c, D).requires_grad_(), reference.random_features(1, D).requires_grad_()
+    by_x, by_weight = torch.autograd.grad(capsule_lengths(x, weight).sum(), (x, weight))
+    torch.testing.assert_close(by_x.norm(), torch.ones_like(by_x.norm()))
+    longer = weight.detach() + 100 * by_weight
+    gram = [basis[0] @ basis[0].mT for basis in (longer, weight.detach())]
+    assert torch.linalg.eigvalsh(gram[0] - gram[1]).min() > -1e-9
+    scaled = (7 * weight.detach()).requires_grad_()
+    again_by_x, again_by_weight = torch.autograd.grad(capsule_lengths(x, scaled).sum(), (x, scaled))
+    torch.testing.assert_close(again_by_x, by_x)
+    torch.testing.assert_close(again_by_weight, by_weight / 7)
+
+
 @settings(deadline=None, max_examples=50)
 @given(seed=st.integers(0, 10**6), c=st.integers(1, 6), spread=st.floats(0, 3), scale=st.floats(-5, 5))
 def test_lengths_depend_on_the_subspace_alone(seed, c, spread, scale):

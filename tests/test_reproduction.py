@@ -74,6 +74,12 @@ def test_a_table_is_run_written_and_kept(project, capsys):
             for slug in [{"linear": "linear", "capsule c=2": "capsule2"}[row["head"]]]
             for seed in range(2)
         ]
+    tried = tables.tried(rows)
+    assert tried.headings == ("head", "lr 0.0", "lr 0.3", "taken")
+    assert [(line[0], line[-1]) for line in tried.lines] == [("linear", "lr 0.3"), ("capsule c=2", "lr 0.3")]
+    errors = rows[1]["tries"][0]["validation_errors"]
+    assert tried.lines[1][1] == f"{sum(errors) / 3:.2f}"
+    assert "of each try" in capsys.readouterr().out
     for name in ("epochs", "epochs-dark", "c", "c-dark"):
         assert (project / "results" / f"table3-cpu-{name}.png").stat().st_size > 5000
     files = sorted((project / "runs").rglob("summary.json"))

@@ -141,6 +141,9 @@ def _report(table: str, scale: str, group: str, found: list[dict[str, Any]], out
         return
     path = tables.write(table, scale, found, output)
     title = f"{table}, {group}: {part[0]['backbone']} on {part[0]['data']}"
+    tried = tables.tried(part)
+    if tried is not None:
+        _show(tried, f"{table}, {group}: error % on held-out training images, of each try")
     _show(tables.grid(part).without("data", "backbone"), title)
     console.print(f"Written to {path}")
     try:

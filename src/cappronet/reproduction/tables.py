@@ -21,7 +21,7 @@ from cappronet.recipe import Recipe, shipped
 from cappronet.results import Row, difference, row_from
 from cappronet.runs import Run, environment, write_atomically
 
-__all__ = ["Entry", "chosen", "entries", "grid", "plan", "plan_tries", "read", "rows", "settled", "write"]
+__all__ = ["Entry", "chosen", "entries", "grid", "plan", "plan_tries", "read", "rows", "settled", "tried", "write"]
 
 Scale = Literal["paper", "cpu"]
 FILES = {"paper": "results/paper.toml", "cpu": "recipes/cpu.toml"}
@@ -117,11 +117,16 @@ def try_errors(entry: Entry, root: Path) -> list[list[float]]:
 
 
 def chosen(entry: Entry, root: Path) -> Entry:
-    """The entry with the settings of its best try; the first of equals."""
+    """The entry with the settings of its best try."""
     if not entry.tries:
         return entry
-    means = [statistics.mean(errors) for errors in try_errors(entry, root)]
-    return dataclasses.replace(entry, recipe=entry.recipe.changed(**entry.tries[means.index(min(means))]))
+    best = _best([statistics.mean(errors) for errors in try_errors(entry, root)])
+    return dataclasses.replace(entry, recipe=entry.recipe.changed(**entry.tries[best]))
+
+
+def _best(means: list[float]) -> int:
+    """The first of the lowest."""
+    return means.index(min(means))
 
 
 def settled(asked: Sequence[Entry], root: Path) -> list[Entry]:
@@ -259,3 +264,16 @@ def _cells(values: dict[str, Any], found: list[dict[str, Any]]) -> tuple[str, ..
         f"{gap.p:.3f}" if gap else "",
         f"{row.parameters:,}",
     )
+
+
+def tried(found: list[dict[str, Any]]) -> Grid | None:
+    """The validation error of every try, mean over seeds, for rows of one group; nothing where there are no tries."""
+    found = [row for row in found if row["tries"]]
+    if not found:
+        return None
+    names = [", ".join(f"{name} {value}" for name, value in one["changes"].items()) for one in found[0]["tries"]]
+    lines = []
+    for row in found:
+        means = [statistics.mean(one["validation_errors"]) for one in row["tries"]]
+        lines.append((row["head"], *(f"{mean:.2f}" for mean in means), names[_best(means)]))
+    return Grid(("head", *names, "taken"), lines)
