@@ -261,7 +261,7 @@ def _cells(values: dict[str, Any], found: list[dict[str, Any]]) -> tuple[str, ..
         str(len(row.errors)),
         f"{statistics.mean(row.best_errors):.2f}",
         f"{gap.mean:+.2f} ± {gap.half_width:.2f}" if gap else "",
-        f"{gap.p:.3f}" if gap else "",
+        ("< 0.001" if gap.p < 0.001 else f"{gap.p:.3f}") if gap else "",
         f"{row.parameters:,}",
     )
 
