@@ -80,7 +80,7 @@ def test_a_table_is_run_written_and_kept(project, capsys):
     errors = rows[1]["tries"][0]["validation_errors"]
     assert tried.lines[1][1] == f"{sum(errors) / 3:.2f}"
     assert "of each try" in capsys.readouterr().out
-    for name in ("epochs", "epochs-dark", "c", "c-dark"):
+    for name in ("epochs", "epochs-dark", "c", "c-dark", "tries", "tries-dark"):
         assert (project / "results" / f"table3-cpu-{name}.png").stat().st_size > 5000
     files = sorted((project / "runs").rglob("summary.json"))
     times = [file.stat().st_mtime_ns for file in files]

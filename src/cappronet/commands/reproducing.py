@@ -134,7 +134,7 @@ def _table(
 def _report(table: str, scale: str, group: str, found: list[dict[str, Any]], output: Path) -> None:
     """Write all rows, with their pictures, and show those of the group."""
     from cappronet.reproduction import tables
-    from cappronet.reproduction.figures import error_over_dimension, error_over_epochs
+    from cappronet.reproduction.figures import error_over_dimension, error_over_epochs, error_over_tries
 
     part = [row for row in found if row["group"] == group]
     if not part:
@@ -147,9 +147,9 @@ def _report(table: str, scale: str, group: str, found: list[dict[str, Any]], out
     _show(tables.grid(part).without("data", "backbone"), title)
     console.print(f"Written to {path}")
     try:
-        error_over_epochs(found, path.with_name(f"{path.stem}-epochs.png"))
-        error_over_dimension(found, path.with_name(f"{path.stem}-c.png"))
-        console.print("Pictures of error over epochs, and over c where there are several, are beside it")
+        for name, draw in (("epochs", error_over_epochs), ("c", error_over_dimension), ("tries", error_over_tries)):
+            draw(found, path.with_name(f"{path.stem}-{name}.png"))
+        console.print("Pictures of error over epochs, and over c and over tries where there are several, are beside it")
     except ModuleNotFoundError as missing:
         console.print(f"No pictures: {missing}", markup=False)
 

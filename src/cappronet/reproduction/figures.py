@@ -14,7 +14,15 @@ from cappronet.extras import require
 from cappronet.heads import CapsuleProjection
 from cappronet.results import Row, row_from
 
-__all__ = ["capsule_planes", "dark", "error_over_dimension", "error_over_epochs", "gradient_step", "length_histograms"]
+__all__ = [
+    "capsule_planes",
+    "dark",
+    "error_over_dimension",
+    "error_over_epochs",
+    "error_over_tries",
+    "gradient_step",
+    "length_histograms",
+]
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart on white and on black.
 BLUE, ORANGE, GREEN, RED, SKY, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7"
@@ -158,29 +166,66 @@ def length_histograms(lengths: NDArray[Any], labels: NDArray[Any], classes: Sequ
 
 def error_over_epochs(found: Sequence[Mapping[str, Any]], path: Path) -> None:
     """The test error of each head while it trains, mean over seeds; the linear head with its lowest and highest."""
-    groups = list(dict.fromkeys(row["group"] for row in found))
-    ticker = require("matplotlib.ticker", "plots")
+    groups = _grouped(found)
 
     def draw(figure: Any) -> None:
-        for panel, group in zip(_panels(figure, len(groups), 2), groups, strict=True):
-            rows = [row for row in found if row["group"] == group]
+        for panel, rows in zip(_panels(figure, len(groups), 2), groups, strict=True):
             for row in rows:
-                curves, head = np.array(row["curves"]), row["recipe"]["head"]
-                alike = [other["head"] for other in rows if other["recipe"]["head"] == head]
-                number = alike.index(row["head"])
-                look = {"color": HEADS[head], "alpha": 0.4 + 0.6 * (number + 1) / len(alike), "linewidth": 1.3}
-                panel.plot(row["epochs"], curves.mean(0), ("-", "--", ":", "-.")[number % 4], label=row["head"], **look)
-                if head == "linear":
+                curves = np.array(row["curves"])
+                panel.plot(row["epochs"], curves.mean(0), label=row["head"], **_look(row, rows))
+                if row["head"] == "linear":
                     low, high = curves.min(0), curves.max(0)
-                    panel.fill_between(row["epochs"], low, high, color=HEADS[head], alpha=0.15, linewidth=0)
-            panel.set(xlabel="epoch", ylabel="test error, %", yscale="log")
-            panel.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 3, 4, 6)))
-            panel.yaxis.set_major_formatter("{x:g}")
-            panel.yaxis.set_minor_formatter("")
-            panel.set_title(f"{row['data']}, {row['backbone']}", loc="left", fontsize=10)
-            panel.legend(fontsize=8)
+                    panel.fill_between(row["epochs"], low, high, color=HEADS["linear"], alpha=0.15, linewidth=0)
+            panel.set(xlabel="epoch", ylabel="test error, %")
+            _finish(panel, rows[0])
 
     _draw(path, _size(len(groups), 2, 4.2, 3.6), draw)
+
+
+def error_over_tries(found: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """The validation error of each head over the one number that its tries change, mean over seeds; a panel a group."""
+    groups = _grouped([row for row in found if row["tries"] and len(row["tries"][0]["changes"]) == 1])
+    if not groups:
+        return
+
+    def draw(figure: Any) -> None:
+        for panel, rows in zip(_panels(figure, len(groups), 1), groups, strict=True):
+            for row in rows:
+                values = [value for one in row["tries"] for value in one["changes"].values()]
+                errors = [np.mean(one["validation_errors"]) for one in row["tries"]]
+                panel.plot(values, errors, label=row["head"], **_look(row, rows))
+            panel.set_xscale("log")
+            panel.set_xticks(values, [f"{value:g}" for value in values], minor=False)
+            panel.set_xticks([], minor=True)
+            (name,) = rows[0]["tries"][0]["changes"]
+            panel.set(xlabel=name, ylabel="error on held-out training images, %")
+            _finish(panel, rows[0], loc="center left", bbox_to_anchor=(1, 0.5))
+
+    _draw(path, _size(len(groups), 1, 7.0, 3.8), draw)
+
+
+def _grouped(found: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    names = dict.fromkeys(row["group"] for row in found)
+    return [[row for row in found if row["group"] == name] for name in names]
+
+
+def _look(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """How the line of a head is drawn: a colour for its kind, shades and dashes within."""
+    kind = row["recipe"]["head"]
+    alike = [other["head"] for other in rows if other["recipe"]["head"] == kind]
+    number = alike.index(row["head"])
+    shade = 0.4 + 0.6 * (number + 1) / len(alike)
+    return {"color": HEADS[kind], "alpha": shade, "linewidth": 1.3, "linestyle": ("-", "--", ":", "-.")[number % 4]}
+
+
+def _finish(panel: Any, row: Mapping[str, Any], **legend: Any) -> None:
+    """Errors on a logarithmic axis with plain numbers, a title and a legend."""
+    panel.set_yscale("log")
+    panel.yaxis.set_major_locator(require("matplotlib.ticker", "plots").LogLocator(subs=(1, 2, 3, 4, 6)))
+    panel.yaxis.set_major_formatter("{x:g}")
+    panel.yaxis.set_minor_formatter("")
+    panel.set_title(f"{row['data']}, {row['backbone']}", loc="left", fontsize=10)
+    panel.legend(fontsize=8, **legend)
 
 
 def error_over_dimension(found: Sequence[Mapping[str, Any]], path: Path) -> None:
