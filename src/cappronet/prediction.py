@@ -49,6 +49,8 @@ def prepared(model: CapProNet, path: Path) -> Tensor:
     config = model.config
     if not path.is_file():
         raise FileNotFoundError(f"there is no image file {path}")
+    if config["backbone"] == "features":
+        raise ValueError(f"this model takes feature vectors of {model.feature_dim} numbers, no images")
     image = read_image(path, "L" if config["in_channels"] == 1 else "RGB")
     if config["files"]:
         pixels = file_transform(Augmentation())(image)
