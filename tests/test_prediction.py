@@ -115,6 +115,8 @@ def test_what_a_model_can_not_see_is_refused():
     with pytest.raises(ValueError, match="a model of images needs images"):
         features(model, vectors)
     of_features = CapProNet("features", 3, 2, in_channels=1, image_size=12).eval()
+    with pytest.raises(ValueError, match="takes feature vectors of 12 numbers, no images"):
+        noise("gaussian-noise", of_features, 2)
     assert features(of_features, vectors).shape == (1, 12)
     with pytest.raises(ValueError, match="features of width 12, the data has 13"):
         features(of_features, Images(torch.tensor([0]), torch.zeros(1, 1, 13, 1)))

@@ -49,8 +49,7 @@ def prepared(model: CapProNet, path: Path) -> Tensor:
     config = model.config
     if not path.is_file():
         raise FileNotFoundError(f"there is no image file {path}")
-    if config["backbone"] == "features":
-        raise ValueError(f"this model takes feature vectors of {model.feature_dim} numbers, no images")
+    _refuse_features(model)
     image = read_image(path, "L" if config["in_channels"] == 1 else "RGB")
     if config["files"]:
         pixels = file_transform(Augmentation())(image)
@@ -119,6 +118,7 @@ def features(
 def noise(kind: str, model: CapProNet, count: int, seed: int = 0) -> Images:
     """Images of noise in the model's size: `noise` is uniform, `gaussian-noise` has its data's mean and variation."""
     generator = torch.Generator().manual_seed(mixed_seed(kind, seed))
+    _refuse_features(model)
     pixels = NOISES[kind](model, (count, *model.input_shape), generator)
     return Images(torch.zeros(count, dtype=torch.int64), pixels.to(torch.uint8))
 
@@ -132,6 +132,11 @@ NOISES: Mapping[str, Callable[[CapProNet, tuple[int, ...], torch.Generator], Ten
     "noise": lambda _, shape, generator: torch.randint(256, shape, generator=generator),
     "gaussian-noise": _gaussian,
 }
+
+
+def _refuse_features(model: CapProNet) -> None:
+    if model.config["backbone"] == "features":
+        raise ValueError(f"this model takes feature vectors of {model.feature_dim} numbers, no images")
 
 
 def _normalized(model: CapProNet, x: Tensor) -> Tensor:
