@@ -73,6 +73,13 @@ TABLES = [
     ("docs/embeddings.md", "unknown", "unknown.json", lambda content: unknown.grid(content).markdown()),
     ("docs/reproduction.md", "overhead", "overhead.json", lambda content: overhead.grid(content).markdown()),
     ("docs/reproduction.md", "table3-cpu", "table3-cpu.json", lambda content: tables.grid(content["rows"]).markdown()),
+    ("docs/reproduction.md", "table1-cpu", "table1-cpu.json", lambda content: tables.grid(content["rows"]).markdown()),
+    (
+        "docs/reproduction.md",
+        "table3-cpu-tries",
+        "table3-cpu.json",
+        lambda content: tables.tried(content["rows"]).markdown(),
+    ),
     (
         "docs/reproduction.md",
         "settings-cpu",
