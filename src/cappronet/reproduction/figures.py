@@ -169,7 +169,7 @@ def error_over_epochs(found: Sequence[Mapping[str, Any]], path: Path) -> None:
     groups = _grouped(found)
 
     def draw(figure: Any) -> None:
-        for panel, rows in zip(_panels(figure, len(groups), 2), groups, strict=True):
+        for panel, rows in zip(_panels(figure, len(groups), 1), groups, strict=True):
             for row in rows:
                 curves = np.array(row["curves"])
                 panel.plot(row["epochs"], curves.mean(0), label=row["head"], **_look(row, rows))
@@ -179,7 +179,7 @@ def error_over_epochs(found: Sequence[Mapping[str, Any]], path: Path) -> None:
             panel.set(xlabel="epoch", ylabel="test error, %")
             _finish(panel, rows[0])
 
-    _draw(path, _size(len(groups), 2, 4.2, 3.6), draw)
+    _draw(path, _size(len(groups), 1, 7.0, 3.8), draw)
 
 
 def error_over_tries(found: Sequence[Mapping[str, Any]], path: Path) -> None:
@@ -199,7 +199,7 @@ def error_over_tries(found: Sequence[Mapping[str, Any]], path: Path) -> None:
             panel.set_xticks([], minor=True)
             (name,) = rows[0]["tries"][0]["changes"]
             panel.set(xlabel=name, ylabel="error on held-out training images, %")
-            _finish(panel, rows[0], loc="center left", bbox_to_anchor=(1, 0.5))
+            _finish(panel, rows[0])
 
     _draw(path, _size(len(groups), 1, 7.0, 3.8), draw)
 
@@ -218,14 +218,14 @@ def _look(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str
     return {"color": HEADS[kind], "alpha": shade, "linewidth": 1.3, "linestyle": ("-", "--", ":", "-.")[number % 4]}
 
 
-def _finish(panel: Any, row: Mapping[str, Any], **legend: Any) -> None:
-    """Errors on a logarithmic axis with plain numbers, a title and a legend."""
+def _finish(panel: Any, row: Mapping[str, Any]) -> None:
+    """Errors on a logarithmic axis with plain numbers, a title, and a legend beside the lines."""
     panel.set_yscale("log")
     panel.yaxis.set_major_locator(require("matplotlib.ticker", "plots").LogLocator(subs=(1, 2, 3, 4, 6)))
     panel.yaxis.set_major_formatter("{x:g}")
     panel.yaxis.set_minor_formatter("")
     panel.set_title(f"{row['data']}, {row['backbone']}", loc="left", fontsize=10)
-    panel.legend(fontsize=8, **legend)
+    panel.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
 
 
 def error_over_dimension(found: Sequence[Mapping[str, Any]], path: Path) -> None:
