@@ -184,7 +184,7 @@ def error_over_epochs(found: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 def error_over_tries(found: Sequence[Mapping[str, Any]], path: Path) -> None:
     """The validation error of each head over the one number that its tries change, mean over seeds; a panel a group."""
-    groups = _grouped([row for row in found if row["tries"] and len(row["tries"][0]["changes"]) == 1])
+    groups = _grouped([row for row in found if row["tries"] and all(map(_is_number, row["tries"]))])
     if not groups:
         return
 
@@ -202,6 +202,11 @@ def error_over_tries(found: Sequence[Mapping[str, Any]], path: Path) -> None:
             _finish(panel, rows[0])
 
     _draw(path, _size(len(groups), 1, 7.0, 3.8), draw)
+
+
+def _is_number(one: Mapping[str, Any]) -> bool:
+    """Whether a try changes one setting, and that to a number."""
+    return len(one["changes"]) == 1 and all(isinstance(value, int | float) for value in one["changes"].values())
 
 
 def _grouped(found: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
