@@ -1,10 +1,11 @@
 # Everything runs in .venv, which these targets make and fill: `make test` and `make demo` need python3 and nothing else.
+# Tests run in two processes with one thread each: with more, the threads of both would wait for the same cores.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: help install test demo docs format clean
+.PHONY: help install style quick test demo docs reference format clean
 
 help: ## show the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -18,18 +19,28 @@ $(READY): pyproject.toml constraints.txt
 
 install: $(READY) ## make .venv with everything in it
 
-test: $(READY) ## check style and types, run all tests
+style: $(READY) ## check style, imports and types
 	$(BIN)/ruff check --quiet .
 	$(BIN)/ruff format --quiet --check .
+	$(BIN)/lint-imports --no-logo > /dev/null || $(BIN)/lint-imports
 	$(BIN)/mypy --no-error-summary
-	$(BIN)/python -m pytest --quiet --numprocesses 2 --dist loadgroup
+
+quick: style ## style, imports, types and the fast tests, in under two minutes
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quiet --numprocesses 2 --dist loadgroup -m "not slow"
+
+test: style ## style, imports, types and all tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quiet --numprocesses 2 --dist loadgroup
 
 demo: $(READY) ## compare capsule, grouped and linear heads on digits
 	$(BIN)/cappronet compare
 
 docs: $(READY) ## build the site into site/
-	$(BIN)/zensical build --strict --clean
+	$(BIN)/python -m zensical build --strict --clean
 	@echo "Open site/index.html"
+
+reference: $(READY) ## write the command reference and the tables of results in docs/ anew
+	$(BIN)/python -m tools.reference
+	$(BIN)/python -m tools.tables
 
 format: $(READY) ## format the code and fix what can be fixed
 	$(BIN)/ruff format .

@@ -1,8 +1,8 @@
-"""The layer in one's own training loop: scikit-learn's digits, three heads, ten random splits.
+"""The head in your own training loop: scikit-learn's digits, three heads, ten random splits.
 
     python examples/own_loop.py
 
-Only one line differs between them: which head is made. Features are the 64 pixels, so the head alone learns. The
+Only the line that creates the head differs. The features are the 64 pixels, so nothing but the head is trained. The
 grouped neurons have as many weights as the capsules and lack only the projection.
 """
 

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from cappronet import CapsuleProjection, novelty
-from cappronet.datasets import load_dataset
-from cappronet.fitting import fit_head
+from cappronet.data.datasets import load_dataset
 from cappronet.novelty import SCORES, auroc, fit_scores, fpr_at_95_tpr, separations
+from cappronet.probing.fitting import fit_head
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +93,90 @@ def test_energy_and_softmax_are_those_of_the_scores():
     assert len(sharp.unique()) == 30  # 1 - p would be 0 for many
 
 
+@pytest.mark.parametrize("classes", [5, 120])
+def test_gen_sums_over_the_hundred_largest_probabilities(classes):
+    head, x = nn.Linear(16, classes).double(), 9 * reference.random_features(1100, 16)
+    with torch.no_grad():
+        p = head(x).softmax(-1).sort(descending=True).values[:, :100]
+    scores = fit_scores(head, x, torch.arange(1100) % classes)["gen"](x)
+    torch.testing.assert_close(scores, (p * (1 - p)).pow(0.1).sum(-1))
+    # 1 - p would be 0 for the sharpest, and their order lost
+    sharp = nn.Linear(1, 2).double()
+    with torch.no_grad():
+        sharp.weight.copy_(torch.tensor([[1.0], [0.0]]))
+        sharp.bias.zero_()
+    margins = torch.tensor([[50.0], [60.0], [70.0]]).double()
+    expected = 2 * (-0.2 * margins.squeeze()).mul(0.5).exp()  # both terms are (e^-m)^0.1
+    torch.testing.assert_close(fit_scores(sharp, x[:3, :1], torch.arange(3) % 2)["gen"](margins), expected)
+
+
+def test_fdbd_is_the_mean_distance_to_decision_boundaries_over_that_from_the_mean():
+    head, x = nn.Linear(6, 4).double(), reference.random_features(1100, 6)
+    weight, bias = head.weight.detach(), head.bias.detach()
+    scores = fit_scores(head, x, torch.arange(1100) % 4)["fdbd"](x)
+    for i in (0, 7, 1099):
+        logits = weight @ x[i] + bias
+        k = int(logits.argmax())
+        distances = []
+        for other in set(range(4)) - {k}:
+            normal = weight[k] - weight[other]
+            foot = x[i] - (logits[k] - logits[other]) / normal.norm() ** 2 * normal  # where both classes score the same
+            assert (weight[k] - weight[other]) @ foot + bias[k] - bias[other] == pytest.approx(0, abs=1e-12)
+            distances.append((x[i] - foot).norm().item())
+        expected = sum(distances) / 3 / (x[i] - x.mean(0)).norm().item()
+        assert scores[i].item() == pytest.approx(-expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_fdbd_of_capsules_divides_margins_by_their_gradients(normalize):
+    head = CapsuleProjection(9, 4, 2, normalize=normalize, scale=25.0).double()
+    plain = CapsuleProjection(9, 4, 2).double()
+    plain.load_state_dict({"weight": head.weight})
+    x = reference.random_features(30, 9)
+    points = nn.functional.normalize(x) if normalize else x
+    scores = fit_scores(head, x, torch.arange(30) % 4)["fdbd"](x)
+    for i in (0, 11, 29):
+        gradients = torch.func.jacrev(plain)(points[i])
+        lengths = plain(points[i]).detach()
+        k = int(lengths.argmax())
+        distances = [(lengths[k] - lengths[j]) / (gradients[k] - gradients[j]).norm() for j in set(range(4)) - {k}]
+        expected = sum(distances) / 3 / (points[i] - points.mean(0)).norm()
+        torch.testing.assert_close(scores[i], -expected.detach())
+
+
+def test_the_boundary_score_takes_subspaces_of_different_dimensions():
+    basis = torch.linalg.qr(reference.random_features(9, 9)).Q[:6].view(3, 2, 9)
+    ragged = torch.cat([basis, torch.zeros(3, 1, 9)], dim=1)
+    x, mean = reference.random_features(30, 9), torch.ones(9).double()
+    torch.testing.assert_close(novelty.boundary_score(ragged, x, mean), novelty.boundary_score(basis, x, mean))
+    # half way between two subspaces there is no distance to one boundary, and the third is as far as it is
+    between = basis[0, 0] + basis[1, 0]
+    expected = -(1.0 / 2**0.5) / 2 / (between - mean).norm()
+    torch.testing.assert_close(novelty.boundary_score(basis, between[None], mean)[0], expected)
+    assert (novelty.boundary_score(basis[:1], x, mean) == 0).all()
+
+
+def test_fdbd_is_for_heads_whose_boundaries_are_known():
+    class Other(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(6, 3)
+
+        def forward(self, x):
+            return self.linear(x).relu()
+
+    assert set(SCORES) - set(fit_scores(Other(), torch.randn(30, 6), torch.arange(30) % 3)) == {
+        "residual", "outside", "length energy", "fdbd",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("make", [nn.Linear, CapsuleProjection])
+def test_one_class_and_inputs_of_zeros_have_finite_scores(make):
+    scores = fit_scores(make(6, 1), torch.randn(30, 6), torch.zeros(30, dtype=torch.int64))
+    for name, score in scores.items():
+        assert score(torch.zeros(2, 6)).isfinite().all(), name
+
+
 def test_mahalanobis_is_the_distance_to_the_nearest_mean():
     x, y = reference.random_features(200, 6), torch.arange(200) % 4
     x[:, 5] = 2.0  # does not vary
@@ -125,8 +209,10 @@ def test_knn_is_the_distance_to_the_fiftieth_neighbour():
     unit = nn.functional.normalize
     expected = torch.cdist(unit(z), unit(x)).kthvalue(50, dim=-1).values.double()
     torch.testing.assert_close(fit_scores(nn.Linear(6, 4), x, y)["knn"](z), expected, rtol=1e-4, atol=1e-5)
-    few = fit_scores(nn.Linear(6, 4), x[:8], y[:8])["knn"](z)
-    torch.testing.assert_close(few, torch.cdist(unit(z), unit(x[:8])).amax(-1).double(), rtol=1e-4, atol=1e-5)
+    for few, k in ((8, 1), (80, 2), (160, 4)):  # at most a tenth of the samples of a class
+        scores = fit_scores(nn.Linear(6, 4), x[:few], y[:few])["knn"](z)
+        expected = torch.cdist(unit(z), unit(x[:few])).kthvalue(k, dim=-1).values.double()
+        torch.testing.assert_close(scores, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_class_residual_sets_subspaces_for_any_head():

@@ -7,11 +7,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cappronet.estimator import CapsuleClassifier
-    from cappronet.heads import CapsuleProjection, GroupedNeurons
-    from cappronet.model import CapProNet
+    from cappronet.heads import CapsuleProjection, GroupedNeurons, replace_head
+    from cappronet.models.network import CapProNet
+    from cappronet.probing.classifier import CapsuleClassifier
+    from cappronet.probing.result import probe
     from cappronet.projection import capsule_lengths
-    from cappronet.replacement import replace_head
+    from cappronet.training.compared import compare
+    from cappronet.training.trained import train
 
 __version__ = "0.1.0.dev0"
 
@@ -21,17 +23,23 @@ __all__ = [
     "CapsuleProjection",
     "GroupedNeurons",
     "capsule_lengths",
+    "compare",
+    "probe",
     "replace_head",
+    "train",
 ]
 
 # Where each public name lives. It is imported when it is first asked for, so that `cappronet --help` answers at once.
 _HOMES = {
-    "CapProNet": "model",
-    "CapsuleClassifier": "estimator",
+    "CapProNet": "models.network",
+    "CapsuleClassifier": "probing.classifier",
     "CapsuleProjection": "heads",
     "GroupedNeurons": "heads",
     "capsule_lengths": "projection",
-    "replace_head": "replacement",
+    "compare": "training.compared",
+    "probe": "probing.result",
+    "replace_head": "heads",
+    "train": "training.trained",
 }
 
 

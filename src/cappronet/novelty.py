@@ -1,16 +1,19 @@
-"""How unknown an input is: scores on feature vectors, higher for what is less like the training images.
+"""Out-of-distribution scores on feature vectors: higher for inputs that are less like the training samples.
 
-A capsule head answers from its geometry. With the capsule `v_l` of each class, `cos = max |v_l| / |x|` belongs to the
-subspace nearest to the features `x`, and
+A capsule head has such scores in its geometry. With the capsule `v_l` of each class, `cos = max |v_l| / |x|` is that of
+the subspace nearest to the features `x`, and
 
     residual          sqrt(1 - cos^2), the share of x that the nearest subspace does not contain, between 0 and 1
     angle             arcsin(residual), the angle between x and that subspace: the same order, in degrees
     outside           the share of x outside the span of all subspaces together, 0 where they span everything
     length energy     -log sum exp of the lengths
+    fdbd              how near x is to the boundaries between the nearest subspace and the others (`boundary_score`)
     class residual    the residual to subspaces that are set from the training features, by SVD
 
-Trained subspaces hold what tells classes apart; the last ones hold what a class looks like, and serve networks with any
-head. The other scores are the usual rivals on the same features. `fit_scores` makes all that a head allows:
+Trained subspaces contain what separates the classes. Those of the class residual contain what the features of a class
+have in common, and serve networks with any head. The other scores are the usual ones on the same features: maximum
+softmax, energy, generalized entropy (gen), Mahalanobis distance, virtual-logit matching (vim) and nearest neighbours
+(knn). fdbd is for linear heads too. `fit_scores` fits every score that a head allows:
 
     >>> from cappronet import CapsuleProjection
     >>> from cappronet.novelty import auroc, fit_scores, fpr_at_95_tpr
@@ -40,6 +43,7 @@ __all__ = [
     "Score",
     "angle",
     "auroc",
+    "boundary_score",
     "energy",
     "fit_scores",
     "fpr_at_95_tpr",
@@ -48,21 +52,27 @@ __all__ = [
     "separations",
 ]
 
-# Features (n, d) to how unknown each is (n,).
+# From features (n, d) to scores (n,).
 Score = Callable[[Tensor], Tensor]
 
-# The neighbour whose distance counts: published for CIFAR's 50,000 training images.
+# The neighbour whose distance is the score: the published value for CIFAR-10's 50,000 training images. With fewer
+# samples of a class a nearer one is better (trials on the sets of the out-of-scope study): it is at most a tenth of
+# their mean number.
 NEIGHBOUR = 50
+# The exponent of the generalized entropy, and how many of the largest probabilities it takes; the published values.
+GAMMA, LARGEST = 0.1, 100
 # The dimension of a class's subspace where the head has none.
 CLASS_DIM = 4
-# Scores are computed for so many features at a time.
+# Scores are computed for this many features at a time.
 CHUNK = 1000
+# Divisors are at least this.
+TINY = torch.finfo(torch.float64).tiny
 
 
 @torch.no_grad()
 def residual(head: CapsuleProjection, x: Tensor) -> Tensor:
     """The relative residual to the nearest subspace, `sqrt(1 - max |v_l|^2 / |x|^2)`: `(n, d) -> (n,)`; 1 for x = 0."""
-    return _share_outside(x, projection.bases(head.weight.double(), head.eps))
+    return _residual_to_nearest(x, projection.bases(head.weight.double(), head.eps))
 
 
 def angle(head: CapsuleProjection, x: Tensor) -> Tensor:
@@ -73,7 +83,26 @@ def angle(head: CapsuleProjection, x: Tensor) -> Tensor:
 @torch.no_grad()
 def outside(head: CapsuleProjection, x: Tensor) -> Tensor:
     """The share of x outside the span of all subspaces together: `(n, d) -> (n,)`, 0 if that is the whole space."""
-    return _share_outside(x, _span(head).unsqueeze(0))
+    return _residual_to_nearest(x, _span(head).unsqueeze(0))
+
+
+def boundary_score(basis: Tensor, x: Tensor, mean: Tensor) -> Tensor:
+    """How near x is to the decision boundaries between capsules, for its distance from the mean training feature.
+
+    This is fDBD (ICML 2024) with its sign turned: minus the mean distance to the boundaries between the nearest
+    subspace and each of the others, divided by `|x - mean|`. fDBD is defined for linear heads; here the distances are
+    those to the tangents of the boundaries. The gradient of `|v_l|` is the unit vector `u_l` along `v_l`, so that
+    boundary is `(|v_k| - |v_l|) / |u_k - u_l|` away. A scale of the lengths makes no difference.
+
+    Args:
+        basis: orthonormal bases of the subspaces `(L, c, d)`, with rows of zeros where a subspace has fewer dimensions.
+        x: features `(n, d)` as the subspaces take them.
+        mean: of the training features `(d,)`.
+
+    Returns:
+        Scores `(n,)`, at most 0: higher for out-of-distribution inputs. All are 0 where there is only one class.
+    """
+    return _relative_to_mean(partial(_capsule_boundaries, basis.detach().double()), x, mean.detach().double())
 
 
 @torch.no_grad()
@@ -83,7 +112,7 @@ def energy(head: nn.Module, x: Tensor) -> Tensor:
 
 
 def fit_scores(head: nn.Module, x: Tensor, y: Tensor) -> dict[str, Score]:
-    """All scores that a head allows, fitted to the training images.
+    """All scores that a head allows, fitted to training features.
 
     Args:
         head: any head, in the state it was trained to.
@@ -91,7 +120,7 @@ def fit_scores(head: nn.Module, x: Tensor, y: Tensor) -> dict[str, Score]:
         y: their classes `(n,)`, integers from 0.
 
     Returns:
-        By name, functions from features `(m, d)` to how unknown each is `(m,)`, in float64.
+        By name, functions from features `(m, d)` to scores `(m,)` in float64, higher for out-of-distribution inputs.
     """
     if x.ndim != 2 or y.shape != x.shape[:1] or len(x) < 2 or y.is_floating_point():
         raise ValueError(
@@ -103,7 +132,7 @@ def fit_scores(head: nn.Module, x: Tensor, y: Tensor) -> dict[str, Score]:
 
 
 def auroc(known: Tensor, unknown: Tensor) -> float:
-    """How often an unknown input has the higher score of a random pair; ties count half. Exact: it counts all pairs."""
+    """Area under the ROC curve: how often the unknown input of a random pair has the higher score; ties count half."""
     _check_scores(known, unknown)
     ordered = known.sort().values
     below = torch.searchsorted(ordered, unknown).sum() + torch.searchsorted(ordered, unknown, right=True).sum()
@@ -111,7 +140,7 @@ def auroc(known: Tensor, unknown: Tensor) -> float:
 
 
 def fpr_at_95_tpr(known: Tensor, unknown: Tensor) -> float:
-    """The share of unknown inputs that pass as known under the lowest threshold that lets 95 % of the known pass."""
+    """The share of unknown inputs accepted at the lowest threshold that accepts 95 % of the known ones."""
     _check_scores(known, unknown)
     needed = -(-95 * len(known) // 100)
     threshold = known.kthvalue(needed).values
@@ -122,12 +151,12 @@ def separations(
     scores: Mapping[str, Score], known: Tensor, unknown: Mapping[str, Tensor]
 ) -> dict[str, dict[str, tuple[float, float]]]:
     """`(AUROC, FPR at 95 % TPR)` of every score, for the features of known inputs against each kind of unknown ones."""
-    found = {}
+    table = {}
     for name, score in scores.items():
         of_known = score(known)
         of_unknown = {kind: score(x) for kind, x in unknown.items()}
-        found[name] = {kind: (auroc(of_known, s), fpr_at_95_tpr(of_known, s)) for kind, s in of_unknown.items()}
-    return found
+        table[name] = {kind: (auroc(of_known, s), fpr_at_95_tpr(of_known, s)) for kind, s in of_unknown.items()}
+    return table
 
 
 def _residual(head: nn.Module, _x: Tensor, _y: Tensor) -> Score | None:
@@ -156,29 +185,82 @@ def _energy(head: nn.Module, _x: Tensor, _y: Tensor) -> Score | None:
 
 
 def _max_softmax(head: nn.Module, _x: Tensor, _y: Tensor) -> Score:
-    """One minus the largest probability, written as a sum of the others, which doesn't round to 0."""
+    """One minus the largest probability."""
+    return lambda x: _log_others(_logits(head, x)).exp()
+
+
+def _gen(head: nn.Module, _x: Tensor, _y: Tensor) -> Score:
+    """Generalized entropy (GEN, CVPR 2023): the sum of `(p (1 - p))^0.1` over the 100 largest probabilities."""
 
     def score(x: Tensor) -> Tensor:
         logits = _logits(head, x)
-        others = logits.scatter(-1, logits.argmax(-1, keepdim=True), -torch.inf)
-        return (others.logsumexp(-1) - logits.logsumexp(-1)).exp()
+        log_p = logits.topk(min(LARGEST, logits.shape[-1])).values - logits.logsumexp(-1, keepdim=True)
+        log_rest = torch.cat([_log_others(logits).unsqueeze(-1), torch.log1p(-log_p[:, 1:].exp())], dim=-1)
+        return (GAMMA * (log_p + log_rest)).exp().sum(-1)
 
     return score
+
+
+def _fdbd(head: nn.Module, x: Tensor, _y: Tensor) -> Score | None:
+    """Distances to decision boundaries (fDBD, ICML 2024): exact for a linear head, `boundary_score` for capsules."""
+    if isinstance(head, CapsuleProjection):
+        basis = projection.bases(head.weight.detach().double(), head.eps)
+        if head.normalize:
+            mean = F.normalize(x.double(), dim=-1).mean(0)
+            return lambda x: boundary_score(basis, F.normalize(x.detach().double(), dim=-1), mean)
+        return partial(boundary_score, basis, mean=x.double().mean(0))
+    if isinstance(head, nn.Linear):
+        weight = head.weight.detach().double()
+        gaps = torch.cdist(weight, weight, compute_mode="donot_use_mm_for_euclid_dist")
+        return partial(_relative_to_mean, partial(_linear_boundaries, head, gaps), mean=x.double().mean(0))
+    return None
+
+
+def _relative_to_mean(distances: Callable[[Tensor], Tensor], x: Tensor, mean: Tensor) -> Tensor:
+    """Minus the mean of the distances to the boundaries `(n, L)` of the predicted class, over `|x - mean|`: `(n,)`."""
+    x = x.detach().double()
+    rows = (distances(part) for part in x.split(CHUNK))
+    # The predicted class is at distance 0 and does not count; a single class has no boundary.
+    to_boundaries = torch.cat([row.sum(-1) / max(1, row.shape[-1] - 1) for row in rows])
+    return -to_boundaries / torch.linalg.vector_norm(x - mean, dim=-1).clamp_min(TINY)
+
+
+def _linear_boundaries(head: nn.Linear, gaps: Tensor, x: Tensor) -> Tensor:
+    """`(s_k - s_l) / |w_k - w_l|` for the scores s of a linear head, k the predicted class: `(n, d) -> (n, L)`."""
+    logits = _logits(head, x)
+    best, best_class = logits.max(-1)
+    return (best.unsqueeze(-1) - logits) / gaps[best_class].clamp_min(TINY)
+
+
+def _capsule_boundaries(basis: Tensor, x: Tensor) -> Tensor:
+    """`(|v_k| - |v_l|) / |u_k - u_l|` with unit vectors `u_l` along `v_l`, k the nearest subspace: `(n, d) -> (n, L)`.
+
+    `|u_k - u_l|^2 = 2 - 2 u_k' u_l`, and `u_k' v_l` is the inner product of the coordinates of x and of `u_k` in
+    subspace l: no capsule but `v_k` is computed in full.
+    """
+    coordinates = torch.einsum("nd,lcd->nlc", x, basis)
+    lengths = torch.linalg.vector_norm(coordinates, dim=-1)
+    longest, nearest = lengths.max(-1)
+    capsule = torch.einsum("nc,ncd->nd", coordinates[torch.arange(len(x)), nearest], basis[nearest])
+    along = torch.einsum("nd,lcd->nlc", capsule / longest.clamp_min(TINY).unsqueeze(-1), basis)
+    cosines = (coordinates * along).sum(-1) / lengths.clamp_min(TINY)
+    gaps = (2 - 2 * cosines).clamp_min(0).sqrt().clamp_min(TINY)
+    return (longest.unsqueeze(-1) - lengths) / gaps
 
 
 def _mahalanobis(_head: nn.Module, x: Tensor, y: Tensor) -> Score:
     """Squared Mahalanobis distance to the nearest class mean, with one covariance for all classes.
 
-    Directions in which the training features don't vary at all are left out, by the pseudoinverse.
+    Directions in which the training features don't vary at all are left out, as by the pseudoinverse.
     """
     x = x.double()
     counts = torch.bincount(y)
     means = x.new_zeros(len(counts), x.shape[1]).index_add_(0, y, x) / counts.clamp_min(1).unsqueeze(1)
     centred = x - means[y]
     means = means[counts > 0]
-    precision = torch.linalg.pinv(centred.mT @ centred / len(x), hermitian=True)
-    values, vectors = torch.linalg.eigh(precision)
-    root = vectors * values.clamp_min(0).sqrt()  # distances are then those between whitened points
+    values, vectors = torch.linalg.eigh(centred.mT @ centred / len(x))
+    varies = values > values[-1] * len(values) * torch.finfo(values.dtype).eps
+    root = vectors[:, varies] / values[varies].sqrt()  # distances are then those between whitened points
     white = means @ root
     return lambda x: torch.cdist(x.double() @ root, white, compute_mode="donot_use_mm_for_euclid_dist").amin(-1) ** 2
 
@@ -196,7 +278,7 @@ def _vim(head: nn.Module, x: Tensor, _y: Tensor) -> Score:
     vectors = torch.linalg.eigh(centred.mT @ centred).eigenvectors  # from the smallest eigenvalue on
     null = vectors[:, : (x.shape[1] + 1) // 2]
     lengths = torch.linalg.vector_norm(centred @ null, dim=-1)
-    alpha = _logits(head, x).amax(-1).sum() / lengths.sum().clamp_min(torch.finfo(torch.float64).tiny)
+    alpha = _logits(head, x).amax(-1).sum() / lengths.sum().clamp_min(TINY)
 
     def score(x: Tensor) -> Tensor:
         outside = torch.linalg.vector_norm((x.double() - origin) @ null, dim=-1)
@@ -205,9 +287,9 @@ def _vim(head: nn.Module, x: Tensor, _y: Tensor) -> Score:
     return score
 
 
-def _knn(_head: nn.Module, x: Tensor, _y: Tensor) -> Score:
+def _knn(_head: nn.Module, x: Tensor, y: Tensor) -> Score:
     """The distance between unit features and their k-th neighbour among the training images."""
-    train, k = F.normalize(x, dim=-1), min(NEIGHBOUR, len(x))
+    train, k = F.normalize(x, dim=-1), max(1, min(NEIGHBOUR, len(x) // (10 * len(y.unique()))))
 
     def score(x: Tensor) -> Tensor:
         unit = F.normalize(x.to(train), dim=-1).split(CHUNK)
@@ -217,7 +299,8 @@ def _knn(_head: nn.Module, x: Tensor, _y: Tensor) -> Score:
     return score
 
 
-# From name to what fits a score to (head, training features, their classes), or finds that the head has no such score.
+# From name to a function that fits a score to (head, training features, their classes), or returns None where the head
+# has no such score.
 SCORES: Mapping[str, Callable[[nn.Module, Tensor, Tensor], Score | None]] = {
     "residual": _residual,
     "outside": _outside,
@@ -225,25 +308,20 @@ SCORES: Mapping[str, Callable[[nn.Module, Tensor, Tensor], Score | None]] = {
     "class residual": _class_residual,
     "max softmax": _max_softmax,
     "energy": _energy,
+    "gen": _gen,
+    "fdbd": _fdbd,
     "mahalanobis": _mahalanobis,
     "vim": _vim,
     "knn": _knn,
 }
 
 
-def _share_outside(x: Tensor, bases: Tensor) -> Tensor:
-    """`|x - P x| / |x|` for the nearest of some subspaces, given by orthonormal `bases (k, c, d)`.
-
-    In float64: 1 - cos^2 of nearly all of a small residual would be rounding in float32.
-    """
-    cosines = torch.cat(
-        [torch.linalg.vector_norm(torch.einsum("nd,kcd->nkc", part, bases), dim=-1).amax(-1) for part in _unit(x)]
-    )
-    return (1 - cosines.square()).clamp(0, 1).sqrt()
-
-
-def _unit(x: Tensor) -> tuple[Tensor, ...]:
-    return F.normalize(x.detach().double(), dim=-1, eps=torch.finfo(torch.float64).tiny).split(CHUNK)
+def _residual_to_nearest(x: Tensor, basis: Tensor) -> Tensor:
+    """`|x - P x| / |x|` for the nearest of the subspaces with orthonormal `basis (k, c, d)`, in float64."""
+    unit = F.normalize(x.detach().double(), dim=-1, eps=TINY)
+    coordinates = (torch.einsum("nd,kcd->nkc", part, basis) for part in unit.split(CHUNK))
+    lengths = torch.cat([torch.linalg.vector_norm(part, dim=-1).amax(-1) for part in coordinates])
+    return projection.relative_residuals(lengths, torch.linalg.vector_norm(unit, dim=-1))
 
 
 def _span(head: CapsuleProjection) -> Tensor:
@@ -261,6 +339,12 @@ def _logits(head: nn.Module, x: Tensor) -> Tensor:
     scores = torch.cat([head.eval()(part).double() for part in x.to(weight).split(CHUNK)])
     head.train(training)
     return scores
+
+
+def _log_others(logits: Tensor) -> Tensor:
+    """`log(1 - p)` of the largest probability, as a sum of the others: `1 - p` would round to 0."""
+    others = logits.scatter(-1, logits.argmax(-1, keepdim=True), -torch.inf)
+    return others.logsumexp(-1) - logits.logsumexp(-1)
 
 
 def _check_scores(known: Tensor, unknown: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""A finished run -> what each class subspace has learned: as arrays, as a CSV file, as one self-contained HTML page."""
+"""What each class subspace of a finished run has learned: as arrays, a CSV file or one self-contained HTML page."""
 
 from cappronet.explorer.page import write_page
 from cappronet.explorer.table import CapsuleTable, capsule_table, write_csv

@@ -1,7 +1,7 @@
-"""A capsule table and its run, packed into one HTML file that needs nothing else.
+"""A capsule table and its run as one self-contained HTML file.
 
-Numbers go into the page as small integers in base64, thumbnails as sheets of WebP. All words of the run, of the data
-and of the file system stand in one JSON text; the scripts show them as text and never as markup.
+Numbers are stored as small integers in base64, thumbnails as WebP sprite sheets. All text that comes from the run, the
+data or the file system is in one JSON element; the scripts insert it as text, never as markup.
 """
 
 import base64
@@ -16,49 +16,65 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cappronet.data.files import write_atomically
 from cappronet.explorer.table import CapsuleTable
 from cappronet.extras import require
-from cappronet.recipe import Recipe
-from cappronet.runs import Run, write_atomically
+from cappronet.training.recipe import Recipe
+from cappronet.training.run_folder import Run
 
 __all__ = ["packed", "sprite_sheets", "write_page"]
 
-# In the order in which they need each other.
-SCRIPTS = ("data", "draw", "heat", "run", "plane", "sketch", "gestures", "strips", "image", "lists", "main")
-# The most coordinates in a page, over all classes and images; each takes two bytes. Beyond it, a class has those of
-# its own images, of those taken for it, and of those with the longest capsules in it.
-COORDINATES = 4_000_000
-FEWEST_IMAGES = 64  # that a class has coordinates of, however many classes there are
-ANGLES = 500_000  # beyond it, only the smallest angle of each pair
-DIRECTIONS = 16  # principal directions of a class, at most
-SHEET = 4096  # pixels on a side of a sprite sheet, at most: WebP ends at 16383, small devices before
-LOSSLESS = 2_000_000  # bytes of pixels that are kept as they are
-QUALITY = 88  # of what is not
-EFFORT = 50  # to pack what is; twice as much takes ten times as long
+# In the order of their dependencies.
+SCRIPTS = (
+    "data",
+    "draw",
+    "samples",
+    "copy",
+    "heat",
+    "run",
+    "plane",
+    "sketch",
+    "gestures",
+    "strips",
+    "image",
+    "lists",
+    "main",
+)
+# Coordinates in a page, over all classes and images, at most; each takes two bytes. With more, a class gets those of
+# its own images, of the images predicted as it, and of those with the longest capsules in it.
+MOST_COORDINATES = 4_000_000
+FEWEST_IMAGES = 64  # images that a class has coordinates of, however many classes there are
+MOST_ANGLES = 500_000  # with more, only the smallest angles of each pair
+MOST_DIRECTIONS = 16  # principal directions of a class
+SHEET_SIDE = 4096  # pixels, at most: WebP allows 16383, small devices less
+LOSSLESS_BYTES = 2_000_000  # thumbnails up to this size are compressed without loss
+LOSSY_QUALITY = 88
+LOSSLESS_EFFORT = 50  # of 100; twice as much takes ten times as long
 
 
 def write_page(table: CapsuleTable, run: str | Path, path: str | Path) -> None:
     """Write a table and the run it comes from as a new HTML file."""
     meta, arrays = packed(table)
-    tile, sheets = sprite_sheets(table.thumbnails)
+    tile, sheets = (None, []) if table.thumbnails is None else sprite_sheets(table.thumbnails)
     blocks = {name: array.tobytes() for name, array in arrays.items()}
     blocks |= {f"sheet{i}": sheet for i, sheet in enumerate(sheets)}
     html = _rendered(
         style=_template("page.css"),
         script="\n".join(_template(f"{name}.js") for name in SCRIPTS),
-        meta=embedded_json({**meta, "tile": tile, "run": _story(Run.open(run))}),
+        meta=embedded_json({**meta, "tile": tile, "run": _run_facts(Run.open(run))}),
         blocks={name: base64.b64encode(content).decode() for name, content in blocks.items()},
+        noun=meta["noun"],
     )
     if Path(path).exists():
         raise FileExistsError(f"{path} exists; choose another file")
     write_atomically(Path(path), html.encode())
 
 
-def _rendered(*, style: str, script: str, meta: str, blocks: dict[str, str]) -> str:
-    """The page from its parts, which are ours, escaped or base64 already."""
+def _rendered(*, style: str, script: str, meta: str, blocks: dict[str, str], noun: str) -> str:
+    """The page from its parts, which are our own files, escaped JSON or base64."""
     jinja2, markup = require("jinja2", "explore"), require("markupsafe", "explore").Markup
     template = jinja2.Environment(autoescape=True).from_string(_template("page.html"))
-    return template.render(style=markup(style), script=markup(script), meta=markup(meta), blocks=blocks)
+    return template.render(style=markup(style), script=markup(script), meta=markup(meta), blocks=blocks, noun=noun)
 
 
 def _template(name: str) -> str:
@@ -66,18 +82,18 @@ def _template(name: str) -> str:
 
 
 def embedded_json(value: Any) -> str:
-    """JSON that is safe inside a script element: nothing in it can end the element or open a comment."""
+    """JSON that is safe inside a script element: it can neither close the element nor open a comment."""
     text = json.dumps(_finite(value), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def packed(table: CapsuleTable) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """What the page knows of a table: words and sizes as plain values, and arrays of small numbers."""
+    """The content of a table for the page: text and sizes as plain values, numbers as small arrays."""
     n, L = table.lengths.shape
     c = table.capsule_dim
-    shown = min(n, max(FEWEST_IMAGES, COORDINATES // (L * c)))
+    shown = min(n, max(FEWEST_IMAGES, MOST_COORDINATES // (L * c)))
     row_scale = np.maximum(table.lengths.max(1), np.finfo(np.float32).tiny)
-    kept = min(c, max(1, ANGLES // L**2))
+    angle_count = min(c, max(1, MOST_ANGLES // L**2))
     arrays: dict[str, NDArray[Any]] = {
         "index": table.index.astype("<u4"),
         "labels": table.labels.astype("<u4"),
@@ -86,7 +102,7 @@ def packed(table: CapsuleTable) -> tuple[dict[str, Any], dict[str, NDArray[Any]]
         "residuals": table.residuals.astype("<f4"),
         "lengthScale": (row_scale / 65535).astype("<f4"),
         "lengths": np.round(table.lengths / row_scale[:, None] * 65535).astype("<u2"),
-        "angles": np.round(table.angles[..., :kept] / 90 * 65535).astype("<u2"),
+        "angles": np.round(table.angles[..., :angle_count] / 90 * 65535).astype("<u2"),
         "conditions": table.conditions.astype("<f4"),
         **_planes(table, shown),
     }
@@ -98,21 +114,23 @@ def packed(table: CapsuleTable) -> tuple[dict[str, Any], dict[str, NDArray[Any]]
         "capsuleDim": c,
         "featureDim": table.basis.shape[2],
         "shown": shown,
-        "directions": min(c, DIRECTIONS),
-        "anglesKept": kept,
+        "directions": min(c, MOST_DIRECTIONS),
+        "angleCount": angle_count,
         "randomAngle": table.random_angle,
         "normalize": table.normalize,
         "scale": table.scale,
+        "noun": "sample" if table.thumbnails is None else "image",
         "paths": list(table.paths),
+        "texts": list(table.texts),
         "types": {name: array.dtype.str[1:] for name, array in arrays.items()},
     }
     return meta, arrays
 
 
 def _planes(table: CapsuleTable, shown: int) -> dict[str, NDArray[Any]]:
-    """For each class the coordinates of `shown` images, in units of 1/32767 of its largest; and its directions."""
+    """Coordinates of `shown` images for each class, in units of 1/32767 of the largest, and its directions."""
     n, L = table.lengths.shape
-    c, k = table.capsule_dim, min(table.capsule_dim, DIRECTIONS)
+    c, k = table.capsule_dim, min(table.capsule_dim, MOST_DIRECTIONS)
     members = np.empty((L, shown), "<u4")
     coordinates = np.empty((L, shown, c), "<i2")
     scale = np.empty(L, "<f4")
@@ -125,12 +143,12 @@ def _planes(table: CapsuleTable, shown: int) -> dict[str, NDArray[Any]]:
         coordinates[label] = np.round(y / largest * 32767)
         rows, parts = table.principal_directions(label)
         directions[label], shares[label] = rows[:k], parts[:k]
-    found = {"coordinateScale": scale, "coordinates": coordinates, "directions": directions, "shares": shares}
-    return found if shown == n else {**found, "members": members}
+    planes = {"coordinateScale": scale, "coordinates": coordinates, "directions": directions, "shares": shares}
+    return planes if shown == n else {**planes, "members": members}
 
 
 def _members(table: CapsuleTable, label: int, shown: int) -> NDArray[np.int64]:
-    """The images that matter most to a class, in their order: its own, those taken for it, then the longest in it."""
+    """The images that matter most to a class, ascending: its own, those predicted as it, then the longest in it."""
     if shown == len(table):
         return np.arange(shown)
     rank = 2 * (table.labels != label) - 1 * ((table.labels != label) & (table.predictions == label))
@@ -138,63 +156,68 @@ def _members(table: CapsuleTable, label: int, shown: int) -> NDArray[np.int64]:
 
 
 def sprite_sheets(thumbnails: NDArray[np.uint8]) -> tuple[dict[str, int], list[bytes]]:
-    """Thumbnails `(n, h, w, 1 or 3)` side by side in WebP files, and where they are in them.
+    """Pack thumbnails `(n, h, w, 1 or 3)` into WebP files; return the layout of the tiles and the files.
 
-    WebP works in blocks of 16 pixels. Thumbnails that fill whole blocks, their edges repeated, do not stain each other.
+    Lossy WebP works in blocks of 16 pixels. Tiles are padded to whole blocks with repeated edges, so that neighbouring
+    thumbnails do not bleed into each other.
     """
-    image = require("PIL.Image", "explore")
     n, h, w, channels = thumbnails.shape
-    lossless = thumbnails.nbytes <= LOSSLESS
+    lossless = thumbnails.nbytes <= LOSSLESS_BYTES
     pitch_y, pitch_x = (h, w) if lossless else (16 * math.ceil(h / 16), 16 * math.ceil(w / 16))
     margin = ((0, 0), (0, pitch_y - h), (0, pitch_x - w), (0, 0))
-    columns = min(max(1, SHEET // pitch_x), math.ceil(math.sqrt(n * pitch_y / pitch_x)))
-    for_each = columns * max(1, SHEET // pitch_y)
+    columns = min(max(1, SHEET_SIDE // pitch_x), math.ceil(math.sqrt(n * pitch_y / pitch_x)))
+    tiles_per_sheet = columns * max(1, SHEET_SIDE // pitch_y)
     sheets = []
-    for start in range(0, n, for_each):
-        part = np.pad(thumbnails[start : start + for_each], margin, mode="edge")
-        rows = math.ceil(len(part) / columns)
-        whole = np.zeros((rows * columns, pitch_y, pitch_x, channels), np.uint8)
-        whole[: len(part)] = part
-        whole = whole.reshape(rows, columns, pitch_y, pitch_x, channels).transpose(0, 2, 1, 3, 4)
-        picture = image.fromarray(
-            np.repeat(
-                whole.reshape(rows * pitch_y, columns * pitch_x, channels), 4 - channels if channels == 1 else 1, axis=2
-            )
-        )
-        file = io.BytesIO()
-        picture.save(file, "WEBP", lossless=lossless, quality=EFFORT if lossless else QUALITY)
-        sheets.append(file.getvalue())
-    tile = {"width": w, "height": h, "pitchX": pitch_x, "pitchY": pitch_y, "columns": columns, "forEach": for_each}
-    return {**tile, "sheets": len(sheets)}, sheets
+    for start in range(0, n, tiles_per_sheet):
+        tiles = np.pad(thumbnails[start : start + tiles_per_sheet], margin, mode="edge")
+        rows = math.ceil(len(tiles) / columns)
+        grid = np.zeros((rows * columns, pitch_y, pitch_x, channels), np.uint8)
+        grid[: len(tiles)] = tiles
+        grid = grid.reshape(rows, columns, pitch_y, pitch_x, channels).transpose(0, 2, 1, 3, 4)
+        sheets.append(_webp(grid.reshape(rows * pitch_y, columns * pitch_x, channels), lossless))
+    layout = {"width": w, "height": h, "pitchX": pitch_x, "pitchY": pitch_y, "columns": columns}
+    return {**layout, "tilesPerSheet": tiles_per_sheet, "sheets": len(sheets)}, sheets
 
 
-def _story(run: Run) -> dict[str, Any]:
-    """What was asked for and what came of it."""
-    recipe = run.recipe
-    default, given = Recipe().to_dict(), recipe.to_dict()
-    options = [
-        {
-            "name": f.name,
-            "value": given[f.name],
-            "changed": given[f.name] != default[f.name],
-            "help": f.metadata["help"],
-        }
-        for f in dataclasses.fields(recipe)
-    ]
+def _webp(pixels: NDArray[np.uint8], lossless: bool) -> bytes:
+    """An image `(h, w, 1 or 3)` as a WebP file."""
+    rgb = np.repeat(pixels, 3, axis=2) if pixels.shape[2] == 1 else pixels
+    file = io.BytesIO()
+    quality = LOSSLESS_EFFORT if lossless else LOSSY_QUALITY
+    require("PIL.Image", "explore").fromarray(rgb).save(file, "WEBP", lossless=lossless, quality=quality)
+    return file.getvalue()
+
+
+def _run_facts(run: Run) -> dict[str, Any]:
+    """The recipe, the result and the metrics of a run."""
+    summary = run.summary
     return {
         "name": run.folder.resolve().name,
-        "data": Path(recipe.data).stem,
-        "backbone": recipe.backbone,
-        "head": recipe.head_label,
-        "heldOut": recipe.validation > 0,
-        "options": options,
-        "summary": run.summary,
+        **{name: summary[name] for name in ("data", "backbone", "head")},
+        "heldOut": run.selection.validation > 0,
+        "probe": run.is_probe,
+        "options": [] if run.is_probe else _options(run.recipe),
+        "summary": summary,
         "metrics": run.metrics(),
     }
 
 
+def _options(recipe: Recipe) -> list[dict[str, Any]]:
+    """Every option of a recipe, with its explanation and whether it differs from the default."""
+    default, given = Recipe().to_dict(), recipe.to_dict()
+    return [
+        {
+            "name": field.name,
+            "value": given[field.name],
+            "changed": given[field.name] != default[field.name],
+            "help": field.metadata["help"],
+        }
+        for field in dataclasses.fields(recipe)
+    ]
+
+
 def _finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity: null stands for them."""
+    """Replace NaN and infinity, which JSON lacks, with None."""
     if isinstance(value, dict):
         return {str(key): _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,5 +1,5 @@
 "use strict";
-// The data of the page: words and sizes from JSON, arrays from base64, and what follows from them.
+// The data of the page: text and sizes from JSON, arrays from base64, and values derived from them.
 
 const meta = JSON.parse(document.getElementById("meta").textContent);
 const TYPES = { u2: Uint16Array, i2: Int16Array, u4: Uint32Array, f4: Float32Array };
@@ -25,10 +25,10 @@ const isWrong = (image) => arrays.labels[image] !== arrays.predictions[image];
 
 function residualIn(image, label) {
   const norm = arrays.norms[image];
-  return norm > 0 ? Math.sqrt(Math.max(0, 1 - (lengthOf(image, label) / norm) ** 2)) : 0;
+  return norm > 0 ? Math.sqrt(Math.max(0, 1 - (lengthOf(image, label) / norm) ** 2)) : 1;
 }
 
-// Images of each class, and how often class k was taken for class l, at k * L + l.
+// Images of each class, and how often class k was predicted as class l, at k * L + l.
 const imagesOf = Array.from({ length: L }, () => []);
 const confusion = new Uint32Array(L * L);
 for (let i = 0; i < N; i++) {
@@ -48,7 +48,7 @@ function median(values) {
 
 const medianLengths = meta.classes.map((_, label) => median(imagesOf[label].map((image) => lengthOf(image, label))));
 
-// The class that is confused most with another; where nothing is, the one whose images are longest in it.
+// The class that this one is confused with most; without confusions, the class whose images are longest in it.
 function partnerOf(label) {
   let best = -1;
   for (let other = 0; other < L; other++) {
@@ -64,14 +64,14 @@ function partnerOf(label) {
   return { label: best, confused: false };
 }
 
-// The images that a class has coordinates of: all, or its own, those taken for it and the longest in it.
+// The images that a class has coordinates of: all, or its own, those predicted as it and the longest in it.
 const everyImage = Uint32Array.from({ length: N }, (_, i) => i);
 const part = (array, label, size) => array.subarray(label * size, (label + 1) * size);
 const membersOf = (label) => (arrays.members ? part(arrays.members, label, SHOWN) : everyImage);
 const coordinatesOf = (label) => part(arrays.coordinates, label, SHOWN * C);
 
-// Where an image stands among the members of a class, or -1. They are in ascending order.
-function placeOf(image, label) {
+// The position of an image among the members of a class, which are in ascending order, or -1.
+function positionOf(image, label) {
   const members = membersOf(label);
   let low = 0;
   let high = members.length - 1;
@@ -84,12 +84,13 @@ function placeOf(image, label) {
   return -1;
 }
 
-// The images whose capsules point where this one's does, in the subspace of its predicted class. Of capsules less than
-// half as long, orientation says little. On a line all that point the same way are equal: the nearest in length lead.
+// The images whose capsules have the most similar orientation in the subspace of the image's predicted class. Capsules
+// less than half as long are left out: their orientation says little. On a line, where all capsules of one sign have
+// the same orientation, those closest in length come first.
 function neighboursOf(image, count) {
   const label = arrays.predictions[image];
-  const place = placeOf(image, label);
-  if (place < 0) return [];
+  const own = positionOf(image, label);
+  if (own < 0) return [];
   const members = membersOf(label);
   const y = coordinatesOf(label);
   const product = (a, b) => {
@@ -97,20 +98,21 @@ function neighboursOf(image, count) {
     for (let k = 0; k < C; k++) sum += y[a * C + k] * y[b * C + k];
     return sum;
   };
-  const own = Math.sqrt(product(place, place));
-  const found = [];
+  const ownLength = Math.sqrt(product(own, own));
+  const neighbours = [];
   for (let j = 0; j < members.length; j++) {
     const length = Math.sqrt(product(j, j));
-    if (j === place || length === 0 || own === 0 || 2 * length < own) continue;
-    const cosine = product(place, j) / (length * own);
-    found.push({ image: members[j], cosine: C > 1 ? cosine : Math.sign(cosine), distance: Math.abs(length - own) });
+    if (j === own || length === 0 || ownLength === 0 || 2 * length < ownLength) continue;
+    const cosine = product(own, j) / (length * ownLength);
+    const distance = Math.abs(length - ownLength);
+    neighbours.push({ image: members[j], cosine: C > 1 ? cosine : Math.sign(cosine), distance });
   }
-  return found.sort((a, b) => b.cosine - a.cosine || a.distance - b.distance).slice(0, count);
+  return neighbours.sort((a, b) => b.cosine - a.cosine || a.distance - b.distance).slice(0, count);
 }
 
-const angleBetween = (k, l, number = 0) => (arrays.angles[(k * L + l) * meta.anglesKept + number] / 65535) * 90;
+const angleBetween = (k, l, number = 0) => (arrays.angles[(k * L + l) * meta.angleCount + number] / 65535) * 90;
 
-// What the reader has chosen. Parts of the page listen for changes by name.
+// What the reader has selected. Parts of the page listen for changes by name.
 const state = { label: 0, against: null, pinned: null, hovered: null, orientation: 0, spread: 15 };
 const listeners = {};
 const on = (name, listener) => (listeners[name] ??= []).push(listener);

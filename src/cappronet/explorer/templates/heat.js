@@ -1,13 +1,13 @@
 "use strict";
-// Heat maps over pairs of classes: a table of buttons while there are few, one canvas where there are many.
+// Heat maps over pairs of classes: a table of buttons for few classes, a canvas for many.
 
-const MOST_CELLS = 30; // classes a table is readable with
-const MOST_BINS = 250; // rows of the canvas, beyond which several classes share one
+const MOST_TABLE_CLASSES = 30; // a larger table is not readable
+const MOST_BINS = 250; // rows of the canvas; with more classes, several share one
 
-// A map says of classes (k, l): `share`, how strong from 0 to 1, or NaN for no cell; `tone`, which colour; `text` for
-// the cell; `words` for the reader; `pick`, what a click does. Besides its `label`, and what are `rows` and `columns`.
+// A map gives for classes (k, l): `share`, the strength from 0 to 1, or NaN for no cell; `tone`, the colour; `text` in
+// the cell; `words` as its description; `pick`, what a click does. It also has a `label` and names of `rows` and `columns`.
 function heatMap(host, map) {
-  host.replaceChildren(L <= MOST_CELLS ? heatTable(map) : heatCanvas(map));
+  host.replaceChildren(L <= MOST_TABLE_CLASSES ? heatTable(map) : heatCanvas(map));
 }
 
 function heatTable(map) {
@@ -23,6 +23,7 @@ function heatTable(map) {
   const table = make("table", { class: `heat${short ? " short" : ""}`, "aria-label": label },
     make("thead", {}, head), make("tbody", {}, ...body));
   table.style.setProperty("--cells", L);
+  table.style.setProperty("--label", `${0.42 * Math.max(...meta.classes.map((name) => name.length))}rem`); // about the longest
   roveCells(table);
   return make("div", { class: "heat-host" }, table);
 }
@@ -39,7 +40,7 @@ function heatCell(map, k, l) {
   return make("td", {}, button);
 }
 
-// One stop of the Tab key for the whole table; arrows go from cell to cell.
+// The whole table is one tab stop; arrow keys move between cells.
 function roveCells(table) {
   const cells = [...table.querySelectorAll("button")];
   const at = (k, l) => cells.find((cell) => Number(cell.dataset.row) === k && Number(cell.dataset.column) === l);
@@ -62,12 +63,12 @@ function roveCells(table) {
   });
 }
 
-// Several classes may share a bin: it shows, and a click takes, the strongest pair in it.
+// Several classes may share a bin, which then shows and selects the strongest pair in it.
 function heatCanvas(map) {
   const bins = Math.min(L, MOST_BINS);
   const binOf = (k) => Math.floor((k * bins) / L);
-  const strongest = new Float32Array(bins * bins); // of each bin,
-  const pairs = new Uint32Array(bins * bins); // and which pair it is
+  const strongest = new Float32Array(bins * bins); // the largest share in each bin
+  const pairs = new Uint32Array(bins * bins); // and its pair
   for (let k = 0; k < L; k++) {
     for (let l = 0; l < L; l++) {
       const bin = binOf(k) * bins + binOf(l);
@@ -76,8 +77,8 @@ function heatCanvas(map) {
     }
   }
   const canvas = make("canvas", { class: "heat-canvas", role: "img",
-    "aria-label": `${map.label}; the list beside it has the strongest pairs` });
-  const words = make("p", { class: "small muted heat-words" }, "Point at a dot to read it.");
+    "aria-label": `${map.label}; the strongest pairs are also in the list` });
+  const words = make("p", { class: "small muted heat-words" }, "Hover over a dot to read it.");
   const under = (event) => {
     const x = Math.floor((event.offsetX / canvas.clientWidth) * bins);
     const y = Math.floor((event.offsetY / canvas.clientHeight) * bins);
@@ -88,12 +89,12 @@ function heatCanvas(map) {
     return null;
   };
   canvas.addEventListener("pointermove", (event) => {
-    const found = under(event);
-    if (found) words.textContent = map.words(...found);
+    const pair = under(event);
+    if (pair) words.textContent = map.words(...pair);
   });
   canvas.addEventListener("click", (event) => {
-    const found = under(event);
-    if (found) map.pick(...found);
+    const pair = under(event);
+    if (pair) map.pick(...pair);
   });
   sharp(canvas, (pen, width, height) => {
     pen.clearRect(0, 0, width, height);

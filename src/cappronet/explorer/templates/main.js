@@ -1,5 +1,5 @@
 "use strict";
-// The choice of a class, and the start of everything.
+// The class picker, and the start of all parts.
 
 function startPicker() {
   const select = byId("class");
@@ -15,9 +15,9 @@ function startPicker() {
   fill(every);
   filter.hidden = L <= 12;
   filter.addEventListener("input", () => {
-    const found = every.filter((label) => className(label).toLowerCase().includes(filter.value.trim().toLowerCase()));
-    fill(found.length ? found : every);
-    if (found.length && !found.includes(state.label)) chooseClass(found[0]);
+    const matches = every.filter((label) => className(label).toLowerCase().includes(filter.value.trim().toLowerCase()));
+    fill(matches.length ? matches : every);
+    if (matches.length && !matches.includes(state.label)) chooseClass(matches[0]);
     select.value = state.label;
   });
   filter.addEventListener("keydown", (event) => event.key === "Enter" && select.focus());
@@ -41,7 +41,7 @@ function startPicker() {
   });
 }
 
-// The class with the most errors has the most to tell.
+// The class with the most errors is shown first.
 function firstClass() {
   let best = 0;
   for (let label = 0; label < L; label++) if (errorsOf(label) > errorsOf(best)) best = label;
@@ -49,26 +49,27 @@ function firstClass() {
 }
 
 async function start() {
+  document.documentElement.dataset.kind = meta.texts.length ? "text" : NOUN;
   const decoded = decodeSheets();
   startRun();
   startPicker();
   startPlane();
   startGestures();
+  startCard();
   await decoded;
   startStrips();
   startImage();
   startTheme();
   chooseClass(firstClass());
-  // For tests, and for the curious at the console.
+  // For tests and for use in the browser's console.
   window.explorer = { meta, state, chooseClass, pin, locate: (index) => {
     const box = byId("plane").getBoundingClientRect();
-    const [x, y] = locate(placeOf(arrays.index.indexOf(index), state.label));
+    const [x, y] = locate(positionOf(arrays.index.indexOf(index), state.label));
     return [box.left + x, box.top + y];
   } };
   requestAnimationFrame(() => setTimeout(() => {
-    performance.mark("interactive");
     startSubspaces();
-    startDoubtful();
+    startSuspicious();
     document.documentElement.dataset.ready = "true";
   }));
 }

@@ -1,5 +1,5 @@
 "use strict";
-// The capsule plane of the chosen class: which images, which axes, how they are drawn.
+// The capsule plane of the selected class: its images, axes, view and controls.
 
 const GROUPS = ["own", "other", "rest"];
 const plane = {
@@ -13,7 +13,7 @@ const groupOf = (image) => {
   return at < 0 ? 2 : at;
 };
 
-// The unit vector of axis number k: a principal direction of the class's own capsules, or a coordinate as it is.
+// The unit vector of axis k: a principal direction of the class's own capsules, or a coordinate axis.
 function axisVector(k) {
   if (plane.kind === "principal") {
     const start = (state.label * meta.directions + k) * C;
@@ -22,7 +22,7 @@ function axisVector(k) {
   return Float32Array.from({ length: C }, (_, j) => (j === k ? 1 : 0));
 }
 
-// A number between 0 and 1 that belongs to an image, to spread the images of a line over its height.
+// A fixed pseudorandom number between 0 and 1 for each image, to spread the images of a line vertically.
 const scatter = (image) => ((image * 2654435761) % 4294967296) / 4294967296;
 
 function projectPlane() {
@@ -31,7 +31,7 @@ function projectPlane() {
   const unit = arrays.coordinateScale[state.label];
   const vectors = plane.axes.slice(0, Math.min(2, C)).map(axisVector);
   const at = [new Float32Array(members.length), new Float32Array(members.length)];
-  let [kept, all] = [0, 0];
+  let [shownSquared, allSquared] = [0, 0];
   for (let j = 0; j < members.length; j++) {
     let squared = 0;
     for (let k = 0; k < C; k++) squared += y[j * C + k] ** 2;
@@ -39,13 +39,13 @@ function projectPlane() {
       let value = 0;
       for (let k = 0; k < C; k++) value += y[j * C + k] * vector[k];
       at[axis][j] = value * unit;
-      if (arrays.labels[members[j]] === state.label) kept += value * value;
+      if (arrays.labels[members[j]] === state.label) shownSquared += value * value;
     });
-    if (arrays.labels[members[j]] === state.label) all += squared;
+    if (arrays.labels[members[j]] === state.label) allSquared += squared;
   }
   plane.images = members;
   [plane.x, plane.y] = at;
-  plane.share = all > 0 ? kept / all : NaN;
+  plane.share = allSquared > 0 ? shownSquared / allSquared : NaN;
   plane.group = Uint8Array.from(members, groupOf);
   plane.lengths = Float32Array.from(members, (image) => lengthOf(image, state.label));
   const angles = Float32Array.from(members, (_, j) => angleOf(j));
@@ -53,13 +53,13 @@ function projectPlane() {
 }
 
 // The orientation of a capsule in the plane, from -180 to 180 degrees; on a line 0 or 180.
-const angleOf = (place) => (Math.atan2(C > 1 ? plane.y[place] : 0, plane.x[place]) * 180) / Math.PI;
+const angleOf = (position) => (Math.atan2(C > 1 ? plane.y[position] : 0, plane.x[position]) * 180) / Math.PI;
 const apart = (a, b) => Math.abs(((a - b + 540) % 360) - 180);
 
-// On a line the images of each group have a lane of their own; height means nothing else there.
-function heightOf(place) {
-  if (C > 1) return plane.y[place];
-  return ((1 - plane.group[place]) * 0.62 + (scatter(plane.images[place]) - 0.5) * 0.46) * plane.lane;
+// On a line, each group of images has its own lane; the height has no other meaning.
+function heightOf(position) {
+  if (C > 1) return plane.y[position];
+  return ((1 - plane.group[position]) * 0.62 + (scatter(plane.images[position]) - 0.5) * 0.46) * plane.lane;
 }
 
 function toScreen(x, y) {
@@ -67,9 +67,9 @@ function toScreen(x, y) {
   return [width / 2 + (x - view.x) * view.scale, height / 2 - (y - view.y) * view.scale];
 }
 
-function locate(place) {
-  if (C > 1) return toScreen(plane.x[place], plane.y[place]);
-  return [toScreen(plane.x[place], 0)[0], plane.height / 2 - heightOf(place)];
+function locate(position) {
+  if (C > 1) return toScreen(plane.x[position], plane.y[position]);
+  return [toScreen(plane.x[position], 0)[0], plane.height / 2 - heightOf(position)];
 }
 
 function fitPlane() {
@@ -107,7 +107,7 @@ function panPlane(dx, dy) {
   plane.redraw();
 }
 
-// Controls around the plane, and the words that say what it shows.
+// The controls around the plane and its description.
 function startPlane() {
   if (C <= 2) plane.kind = "coordinates";
   byId("axes-controls").hidden = C === 1;
@@ -175,29 +175,29 @@ function showPlaneWords() {
   const words = byId("legend").querySelectorAll(".words");
   words[0].textContent = `${className(state.label)} (${whole(own)})`;
   words[1].textContent = `${className(label)} (${whole(imagesOf[label].length)})`;
-  words[2].textContent = "the rest";
+  words[2].textContent = "other classes";
   byId("planes-title").textContent = `The capsule ${C === 1 ? "line" : "plane"} of ${className(state.label)}`;
   const times = confusionsOf(state.label, label);
-  const why = state.against !== null ? "chosen to compare with" : confused ? "most often confused with it" : "nearest to it";
+  const why = state.against !== null ? "selected for comparison" : confused ? "it is most often confused with" : "closest to it";
   byId("planes-note").textContent =
-    `${plural(own, "image")}, ${whole(errorsOf(state.label))} of them taken for another class. ` +
-    `${className(label)} is the class ${why}: ${plural(times, "image")} of one taken for the other. ` +
-    "Hollow marks: taken for a wrong class.";
+    `${counted(own)}, ${whole(errorsOf(state.label))} misclassified. ` +
+    `${className(label)} is the class ${why}: ${counted(times)} of one predicted as the other. ` +
+    `Hollow marks are misclassified ${NOUN}s.`;
   const space = [
-    "Each subspace is a line: the coordinate is the signed length. The lanes only keep the groups apart.",
-    "Each subspace is a plane, shown whole.",
-    `Of ${C} dimensions, the plane shows two, which keep ${percent(plane.share)} of the squared length of the own capsules.`,
+    "Each subspace is a line: the coordinate is the signed length. Lanes only separate the groups.",
+    "Each subspace is a plane, shown completely.",
+    `The plane shows two of ${C} dimensions, which keep ${percent(plane.share)} of the squared length of the class’s own capsules.`,
   ][Math.min(C, 3) - 1];
-  const few = SHOWN === N ? "" : `Shown are the ${whole(SHOWN)} images that matter most here: ` +
-    "its own, those taken for it, and the longest others.";
-  const none = own ? "" : "No image of this class is on this page; the directions are those of the others.";
-  const circle = `The dashed ${C === 1 ? "lines mark" : "circle is"} equal length.`;
+  const few = SHOWN === N ? "" : `Shown are the ${whole(SHOWN)} most relevant ${NOUN}s: ` +
+    "the class’s own, those predicted as it, and the longest others.";
+  const none = own ? "" : `This page has no ${NOUN} of this class; the directions are those of all ${NOUN}s.`;
+  const circle = `The dashed ${C === 1 ? "lines mark" : "circle marks"} equal length.`;
   byId("plane-share").textContent = [space, few, none, circle].filter(Boolean).join(" ");
   byId("plane").setAttribute("aria-label",
-    `Capsules of ${plural(plane.images.length, "image")} in the subspace of ${className(state.label)}`);
+    `Capsules of ${counted(plane.images.length)} in the subspace of ${className(state.label)}`);
 }
 
-// Where most of the squared length of the own images points, in steps of 15 degrees.
+// The orientation with the most squared length of the class's own images, in steps of 15 degrees.
 function usualOrientation() {
   if (C === 1) {
     let sum = 0;

@@ -1,5 +1,5 @@
 "use strict";
-// The run: its result, recipe and curves, and what was taken for what.
+// The run: its result, recipe, training curves and confusion matrix.
 
 function startRun() {
   const { run } = meta;
@@ -14,29 +14,30 @@ function startRun() {
     byId("picked").hidden = true;
     byId("confusion").querySelector("button[tabindex='0']")?.focus();
   });
-  const lengths = meta.normalize ? "features of length 1" : "features";
+  const lengths = meta.normalize ? "unit features" : "features";
   const scale = meta.scale !== 1 ? `, before the head’s scale of ${number(meta.scale)}` : "";
   byId("colophon").textContent =
-    `Lengths and coordinates are those of the projections of ${lengths}${scale}. ` +
-    `The page holds ${whole(N)} of ${whole(meta.total)} ${splitName()} images, every class in its proportion. ` +
-    "Made by cappronet explore.";
+    `Lengths and coordinates are those of projected ${lengths}${scale}. ` +
+    `The page holds ${whole(N)} of ${whole(meta.total)} ${splitName()} ${NOUN}s, every class in its proportion. ` +
+    "Created by cappronet explore.";
 }
 
-const splitName = () => (meta.split === "test" && meta.run.heldOut ? "held-out" : meta.split);
+const splitName = () => (meta.split === "train" ? "training" : meta.run.heldOut ? "held-out" : "test");
 
 function showFacts(run) {
   const { summary } = run;
   const rate = (name) => (Number.isFinite(summary[name]) ? percent(summary[name] / 100, 2) : null);
   const wrong = meta.classes.reduce((sum, _, label) => sum + errorsOf(label), 0);
   const facts = [
-    [run.heldOut ? "Held-out error" : "Test error", rate("error") ?? "–", "big"],
-    [`Error on the ${whole(N)} images here`, `${percent(wrong / N, 2)} (${whole(wrong)})`],
+    [summary.measured_on ? "Error" : run.heldOut ? "Held-out error" : "Test error", rate("error") ?? "–", "big"],
+    ["Measured on", summary.measured_on ?? null],
+    ["Misclassified here", `${whole(wrong)} of ${whole(N)}`],
     ["Top-5 error", rate("error_top5")],
     ["Calibration error", rate("calibration_error")],
     ["Classes", whole(L)],
     ["Subspaces", `${C} of ${whole(meta.featureDim)} dimensions`],
     ["Parameters", Number.isFinite(summary.parameters) ? whole(summary.parameters) : null],
-    ["Training time", Number.isFinite(summary.seconds) ? `${whole(Math.round(summary.seconds))} s` : null],
+    [run.probe ? "Fitting time" : "Training time", Number.isFinite(summary.seconds) ? duration(summary.seconds) : null],
   ];
   for (const [name, value, kind] of facts) {
     if (value !== null) byId("facts").append(fact(name, value, kind));
@@ -44,11 +45,12 @@ function showFacts(run) {
 }
 
 function showRecipe(options) {
+  byId("recipe-details").hidden = !options.length; // a probe has no recipe
   const text = (value) => (Array.isArray(value) ? value.join(", ") || "none" : String(value));
   const rows = options.map(({ name, value, changed: given, help }) =>
     make("tr", { class: given ? "changed" : "", title: help }, make("th", { scope: "row" }, name.replaceAll("_", " ")),
       make("td", {}, text(value))));
-  byId("recipe").append(make("p", { class: "muted small" }, "Bold where it differs from the default."),
+  byId("recipe").append(make("p", { class: "muted small" }, "Values that differ from the defaults are bold."),
     make("table", { class: "recipe" }, make("tbody", {}, ...rows)));
 }
 
@@ -64,7 +66,7 @@ function showCurves(metrics) {
     const present = lines.filter(([, points]) => points.length);
     if (present.length) byId("curves").append(lineChart(title, present));
   }
-  if (!byId("curves").children.length) byId("curves").append(make("p", { class: "muted" }, "The run has no metrics."));
+  byId("training").hidden = !byId("curves").children.length; // a probe has none
 }
 
 function lineChart(title, lines) {
@@ -92,40 +94,42 @@ function lineChart(title, lines) {
   });
   const key = lines.filter(([name]) => name).map(([name, values, tone], k) =>
     make("span", { class: `key ${tone}${k ? " dashed" : ""}` }, `${name} ${number(values[values.length - 1][1])}`));
-  const by = make("span", { class: "muted" }, " by epoch");
+  const by = make("span", { class: "muted" }, " per epoch");
   return make("figure", {}, make("figcaption", {}, make("b", {}, title), by, ...key), svg);
 }
 
 function showConfusion() {
   byId("confusion-note").textContent =
-    `True classes down, predictions across, among the ${whole(N)} images here. Choose a cell to see its images.`;
+    `Rows are true classes, columns are predictions, for the ${whole(N)} ${NOUN}s on this page. Select a cell to see its ${NOUN}s.`;
   heatMap(byId("confusion"), {
     share: (k, l) => {
       const share = confusion[k * L + l] ? confusion[k * L + l] / imagesOf[k].length : 0;
-      return share && Math.max(0.08, k === l ? 0.85 * share : Math.sqrt(share)); // the root, for errors to be seen
+      return share && Math.max(0.08, k === l ? 0.85 * share : Math.sqrt(share)); // the square root makes rare errors visible
     },
     tone: (k, l) => (k === l ? "own" : "other"),
     text: (k, l) => String(confusion[k * L + l] || ""),
-    words: (k, l) => `${className(k)} taken for ${className(l)}: ` +
-      `${plural(confusion[k * L + l], "image")} of ${whole(imagesOf[k].length)}`,
+    words: (k, l) => `${className(k)} predicted as ${className(l)}: ` +
+      `${counted(confusion[k * L + l])} of ${whole(imagesOf[k].length)}`,
     pick: showPicked, rows: "true", columns: "predicted", label: "Confusion matrix",
   });
   const pairs = [];
   for (let k = 0; k < L; k++) for (let l = 0; l < L; l++) if (k !== l && confusion[k * L + l]) pairs.push([k, l]);
   pairs.sort((a, b) => confusion[b[0] * L + b[1]] - confusion[a[0] * L + a[1]]);
-  const items = pairs.slice(0, L > MOST_CELLS ? 20 : 10).map(([k, l]) =>
+  const items = pairs.slice(0, L > MOST_TABLE_CLASSES ? 20 : 10).map(([k, l]) =>
     make("li", {}, make("button", { type: "button", class: "link", onclick: () => showPicked(k, l) },
-      make("b", {}, className(k)), " taken for ", make("b", {}, className(l))), ` ${whole(confusion[k * L + l])}`));
-  const none = make("p", { class: "muted" }, "No image was taken for another class.");
-  byId("confused-pairs").append(make("h4", {}, "Most confused"),
+      make("b", {}, className(k)), " predicted as ", make("b", {}, className(l))),
+      ` · ${counted(confusion[k * L + l])}`));
+  const none = make("p", { class: "muted" }, `No ${NOUN} is misclassified.`);
+  byId("confused-pairs").append(make("h4", {}, "Most frequent errors"),
     items.length ? make("ol", { class: "pairs" }, ...items) : none);
 }
 
 function showPicked(k, l) {
   const images = imagesOf[k].filter((image) => arrays.predictions[image] === l);
-  const verdict = k === l ? "recognized" : `taken for ${className(l)}`;
-  byId("picked-title").textContent = `${className(k)} ${verdict}: ${plural(images.length, "image")}`;
+  const verdict = k === l ? "classified correctly" : `predicted as ${className(l)}`;
+  byId("picked-title").textContent = `${className(k)} ${verdict}: ${counted(images.length)}`;
   byId("picked").hidden = false;
+  byId("picked-buttons").replaceChildren(copyButton(() => images), byId("picked-close"));
   images.sort((a, b) => lengthOf(b, l) - lengthOf(a, l));
   fillImages(byId("picked-images"), images.map((image) => ({ image, caption: number(lengthOf(image, l)) })), { size: 56 });
   byId("picked").scrollIntoView({ block: "nearest" });

@@ -1,21 +1,27 @@
 "use strict";
-// How the plane is drawn: rings, the chosen orientation, marks, the circle of equal length.
+// Drawing the plane: rings, the selected orientation, marks, the circle of equal length.
 
-// The length that the emphasized circle has: that of the image in view, or the middle one of the own images.
+const RULER = 22; // pixels below the plane
+
+// The radius of the dashed circle: the length of the hovered or pinned image, or the median of the class's own images.
 function circleLength() {
   const image = state.hovered ?? state.pinned;
-  const place = image === null ? -1 : placeOf(image, state.label);
-  if (place >= 0) return { length: plane.lengths[place], words: `length of image ${arrays.index[image]}` };
-  return { length: medianLengths[state.label], words: "median length of the own" };
+  const position = image === null ? -1 : positionOf(image, state.label);
+  if (position >= 0) return { length: plane.lengths[position], words: `length of ${shortened(nameOf(image), 40)}` };
+  return { length: medianLengths[state.label], words: "median length of the class" };
 }
 
 function drawPlane(pen, width, height) {
-  const resized = plane.width !== width || plane.height !== height;
-  [plane.width, plane.height] = [width, height];
-  plane.lane = height * 0.4;
+  const resized = plane.width !== width || plane.height !== height - RULER;
+  [plane.width, plane.height] = [width, height - RULER];
+  plane.lane = plane.height * 0.4;
   if (resized && plane.fitted !== false) fitPlane();
   pen.clearRect(0, 0, width, height);
-  drawGrid(pen);
+  pen.save();
+  pen.beginPath();
+  pen.rect(0, 0, plane.width, plane.height);
+  pen.clip();
+  const rings = drawGrid(pen);
   drawSector(pen);
   const size = plane.images.length > 4000 ? 2.2 : plane.images.length > 800 ? 3.4 : 4.2;
   for (const group of [2, 1, 0]) {
@@ -27,12 +33,14 @@ function drawPlane(pen, width, height) {
     }
   }
   pen.globalAlpha = 1;
-  drawAxisNames(pen);
   drawCircle(pen);
   for (const [image, ring] of [[state.pinned, 10], [state.hovered, 8]]) {
-    const place = image === null ? -1 : placeOf(image, state.label);
-    if (place >= 0) drawFocus(pen, place, size * 1.5, ring);
+    const position = image === null ? -1 : positionOf(image, state.label);
+    if (position >= 0) drawFocus(pen, position, size * 1.5, ring);
   }
+  pen.restore();
+  drawRuler(pen, rings);
+  showPlaneKey();
 }
 
 function markPath(pen, x, y, size, group) {
@@ -46,19 +54,19 @@ function markPath(pen, x, y, size, group) {
   } else pen.rect(x - size, y - size, 2 * size, 2 * size);
 }
 
-function drawMark(pen, place, size, alpha) {
-  const [x, y] = locate(place);
+function drawMark(pen, position, size, alpha) {
+  const [x, y] = locate(position);
   if (x < -9 || y < -9 || x > plane.width + 9 || y > plane.height + 9) return;
-  markPath(pen, x, y, size, plane.group[place]);
+  markPath(pen, x, y, size, plane.group[position]);
   pen.globalAlpha = alpha;
-  if (isWrong(plane.images[place])) pen.stroke();
+  if (isWrong(plane.images[position])) pen.stroke();
   else pen.fill();
 }
 
-function drawFocus(pen, place, size, ring) {
-  const [x, y] = locate(place);
-  markPath(pen, x, y, size, plane.group[place]);
-  pen.fillStyle = colour(GROUPS[plane.group[place]]);
+function drawFocus(pen, position, size, ring) {
+  const [x, y] = locate(position);
+  markPath(pen, x, y, size, plane.group[position]);
+  pen.fillStyle = colour(GROUPS[plane.group[position]]);
   pen.fill();
   pen.beginPath();
   pen.arc(x, y, ring, 0, 2 * Math.PI);
@@ -73,9 +81,7 @@ function drawGrid(pen) {
   const farthest = Math.hypot(Math.max(Math.abs(x0), Math.abs(width - x0)), Math.max(Math.abs(y0), Math.abs(height - y0)));
   const rings = ticks(0, farthest / view.scale, Math.max(3, Math.round(farthest / 70))).slice(1);
   pen.strokeStyle = colour("grid");
-  pen.fillStyle = colour("muted");
   pen.lineWidth = 1;
-  pen.textAlign = "center";
   for (const radius of rings) {
     pen.beginPath();
     if (C > 1) pen.arc(x0, y0, radius * view.scale, 0, 2 * Math.PI);
@@ -84,9 +90,6 @@ function drawGrid(pen) {
       pen.lineTo(x0 + sign * radius * view.scale, height);
     }
     pen.stroke();
-    for (const sign of C > 1 ? [1] : [-1, 1]) {
-      pen.fillText(`${sign < 0 ? "−" : ""}${radius}`, x0 + sign * radius * view.scale, height - 6);
-    }
   }
   pen.strokeStyle = colour("axis");
   pen.beginPath();
@@ -97,25 +100,35 @@ function drawGrid(pen) {
     pen.lineTo(width, y0);
   }
   pen.stroke();
+  return rings;
 }
 
-function drawAxisNames(pen) {
-  const [x0, y0] = toScreen(0, 0);
-  const wide = pen.measureText(axisName(0)).width;
-  const height = C > 1 ? Math.min(Math.max(y0 - 8, 18), plane.height - 26) : 18;
-  plate(pen, axisName(0), plane.width - wide - 12, height, "muted");
-  if (C > 1) plate(pen, axisName(1), Math.min(Math.max(x0 + 8, 12), plane.width - 130), 18, "muted");
+// The lengths of the rings, below the plane, where they cover no marks.
+function drawRuler(pen, rings) {
+  const [x0] = toScreen(0, 0);
+  pen.strokeStyle = colour("line");
+  pen.lineWidth = 1;
+  pen.beginPath();
+  pen.moveTo(0, plane.height + 0.5);
+  pen.lineTo(plane.width, plane.height + 0.5);
+  pen.stroke();
+  pen.fillStyle = colour("muted");
+  pen.textAlign = "center";
+  for (const radius of rings) {
+    for (const sign of C > 1 ? [x0 > plane.width / 2 ? -1 : 1] : [-1, 1]) { // of a ring, where there is more room
+      const words = `${C === 1 && sign < 0 ? "−" : ""}${radius}`;
+      const [x, half] = [x0 + sign * radius * plane.view.scale, pen.measureText(words).width / 2];
+      if (x - half >= 2 && x + half <= plane.width - 2) pen.fillText(words, x, plane.height + 15);
+    }
+  }
 }
 
-// Words on a ground of their own, readable over the marks.
-function plate(pen, text, x, y, tone) {
-  pen.textAlign = "left";
-  pen.globalAlpha = 0.85;
-  pen.fillStyle = colour("surface");
-  pen.fillRect(x - 5, y - 13, pen.measureText(text).width + 10, 18);
-  pen.globalAlpha = 1;
-  pen.fillStyle = colour(tone);
-  pen.fillText(text, x, y);
+// The names of the axes and of the dashed circle, as text below the plane.
+function showPlaneKey() {
+  const { length, words } = circleLength();
+  byId("plane-circle").hidden = !Number.isFinite(length);
+  byId("plane-circle").textContent = `|v| = ${number(length)}, ${words}`;
+  byId("plane-axes").textContent = C > 1 ? `→ ${axisName(0)}, ↑ ${axisName(1)}` : `→ ${axisName(0)}`;
 }
 
 function axisName(axis) {
@@ -140,7 +153,7 @@ function drawSector(pen) {
 }
 
 function drawCircle(pen) {
-  const { length, words } = circleLength();
+  const { length } = circleLength();
   if (!Number.isFinite(length)) return;
   const [x0, y0] = toScreen(0, 0);
   const radius = length * plane.view.scale;
@@ -155,5 +168,4 @@ function drawCircle(pen) {
   }
   pen.stroke();
   pen.setLineDash([]);
-  plate(pen, `|v| = ${number(length)}, ${words}`, 14, plane.height - 28, "text");
 }

@@ -1,5 +1,5 @@
 "use strict";
-// Length and orientation: the histogram, once around the plane, and along one orientation.
+// Length and orientation: the histogram, the images around the plane, and those along one orientation.
 
 const MOST_IN_STRIP = 240;
 
@@ -29,25 +29,25 @@ function setOrientation(angle) {
   changed("orientation");
 }
 
-// Of a long list, so many that are spread evenly over it.
+// At most this many items of a list, evenly spaced.
 function evenly(items, most) {
   if (items.length <= most) return items;
   return Array.from({ length: most }, (_, k) => items[Math.round((k * (items.length - 1)) / (most - 1))]);
 }
 
 function showAround() {
-  const own = plane.order.filter((place) => plane.group[place] === 0);
-  const items = evenly(own, MOST_IN_STRIP).map((place) => ({
-    image: plane.images[place],
-    caption: C === 1 ? number(plane.x[place]) : degrees(angleOf(place)),
+  const own = plane.order.filter((position) => plane.group[position] === 0);
+  const items = evenly(own, MOST_IN_STRIP).map((position) => ({
+    image: plane.images[position],
+    caption: C === 1 ? number(plane.x[position]) : degrees(angleOf(position)),
   }));
-  const part = items.length < own.length ? ` Every so many: ${whole(items.length)} of ${whole(own.length)}.` : "";
-  const [way, order] = C === 1 ? ["from one end of the line to the other", "by coordinate"]
-    : ["once around the plane", "by angle in the plane above, counter-clockwise from −180°"];
+  const part = items.length < own.length ? ` Showing ${whole(items.length)} of ${whole(own.length)}, evenly spaced.` : "";
+  const [way, order] = C === 1 ? ["from one end of the line to the other", "sorted by coordinate"]
+    : ["around the plane", "sorted by angle in the plane above, counter-clockwise from −180°"];
   byId("around-title").textContent = `Orientation: ${way}`;
   byId("around-note").textContent =
-    `The own images of ${className(state.label)}, ${order}: what changes along the strip is what direction means.${part}`;
-  if (C === 1) items.sort((a, b) => plane.x[placeOf(a.image, state.label)] - plane.x[placeOf(b.image, state.label)]);
+    `${capitalized(NOUN)}s of ${className(state.label)}, ${order}: the changes along the strip show what orientation encodes.${part}`;
+  if (C === 1) items.sort((a, b) => plane.x[positionOf(a.image, state.label)] - plane.x[positionOf(b.image, state.label)]);
   fillImages(byId("around"), items);
 }
 
@@ -57,14 +57,14 @@ function showAlong() {
   const sign = state.orientation === 0 ? "positive" : "negative";
   byId("orientation-value").textContent = C === 1 ? sign : degrees(state.orientation);
   const spread = C === 1 ? 90 : state.spread;
-  const near = plane.order.filter((place) => apart(angleOf(place), state.orientation) <= spread);
+  const near = plane.order.filter((position) => apart(angleOf(position), state.orientation) <= spread);
   near.sort((a, b) => plane.lengths[b] - plane.lengths[a]);
-  const items = evenly(near, MOST_IN_STRIP / 2).map((place) => ({
-    image: plane.images[place], caption: number(plane.lengths[place]), group: plane.group[place],
+  const items = evenly(near, MOST_IN_STRIP / 2).map((position) => ({
+    image: plane.images[position], caption: number(plane.lengths[position]), group: plane.group[position],
   }));
   byId("along-note").textContent =
-    `${plural(near.length, "image")} of all classes point this way, here from the longest capsule to the shortest: ` +
-    "what fades along the strip is what length means. The marks say which class an image is of, as in the plane.";
+    `${counted(near.length)} of all classes with this orientation, from the longest capsule to the shortest: ` +
+    `the changes along the strip show what length encodes. Marks show the class of each ${NOUN}, as in the plane.`;
   fillImages(byId("along"), items);
 }
 
@@ -112,8 +112,8 @@ function drawHistogram(pen, width, height) {
   if (other.length) pen.stroke();
   if (state.pinned !== null) markPinned(pen, x(lengthOf(state.pinned, state.label)), top, height - bottom);
   const medians = [median(own), median(other)];
-  byId("histogram-note").textContent = `Bars: the ${plural(own.length, "own image")}, median ${number(medians[0])}. ` +
-    `Line: the ${plural(other.length, "image")} of other classes, median ${number(medians[1])}. Each as a share of its kind.`;
+  byId("histogram-note").textContent = `Bars: ${counted(own.length)} of the class, median ${number(medians[0])}. ` +
+    `Line: ${counted(other.length)} of other classes, median ${number(medians[1])}. Each as a share of its group.`;
   byId("histogram").setAttribute("aria-label", byId("histogram-note").textContent);
 }
 

@@ -1,0 +1,113 @@
+"""The sets of features that probes are compared on, and how training samples are drawn from them."""
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cappronet.data.datasets import load_dataset
+from cappronet.data.features import read_features
+from cappronet.data.files import sha256_of
+from cappronet.data.samples import Images, Samples
+
+__all__ = ["ALL", "DRAWS", "IMBALANCED", "SETS", "Features", "available", "describe", "draws", "load", "rows_of_draw"]
+
+# The name of a set, which is that of its file, and what it holds. Digits come with the package and need no file.
+SETS: Mapping[str, str] = {
+    "digits": "pixels of 8 x 8 digits",
+    "banking77": "questions to a bank, by MiniLM",
+    "clinc150": "questions to an assistant, by MiniLM",
+    "cifar10-mobilenet_v2": "CIFAR-10 by MobileNetV2",
+    "cifar10-lite0": "CIFAR-10 by EfficientNet-Lite0",
+    "cifar100-mobilenet_v2": "CIFAR-100 by MobileNetV2",
+    "cifar100-lite0": "CIFAR-100 by EfficientNet-Lite0",
+}
+ALL, IMBALANCED = "all", "imbalanced"
+# Samples of each class, and how many draws of them are measured. There is one way to take all.
+DRAWS: Mapping[str, int] = {"1": 5, "2": 5, "5": 5, "20": 5, "100": 3, IMBALANCED: 3, ALL: 1}
+# Imbalanced classes have sizes between these, in geometric progression; which class has which is drawn.
+LARGEST_CLASS, SMALLEST_CLASS = 100, 2
+
+
+class Features(NamedTuple):
+    """Training and test features `(n, d)` in float32, with classes numbered from 0."""
+
+    x: NDArray[np.float32]
+    y: NDArray[np.int64]
+    x_test: NDArray[np.float32]
+    y_test: NDArray[np.int64]
+
+
+def available(folder: Path | None, only: Sequence[str] = ()) -> tuple[list[str], list[str]]:
+    """The sets that can be read, and those that are missing from the folder.
+
+    Args:
+        folder: holds a `NAME.npz` for each name of `SETS` but digits.
+        only: words, one of which a name must contain.
+    """
+    wanted = [name for name in SETS if not only or any(word in name for word in only)]
+    if not wanted:
+        raise ValueError(f"no set of features matches {' or '.join(only)}; choose from {', '.join(SETS)}")
+    present = [name for name in wanted if name == "digits" or (folder is not None and _file(folder, name).is_file())]
+    return present, [name for name in wanted if name not in present]
+
+
+def _file(folder: Path, name: str) -> Path:
+    return folder / f"{name}.npz"
+
+
+@lru_cache(maxsize=1)
+def load(name: str, folder: Path | None) -> Features:
+    """Read a set; a process keeps the last one in memory."""
+    if name == "digits":
+        data = load_dataset("digits")
+        return Features(*_pixels(data.train), *_pixels(data.test))
+    assert folder is not None
+    read = read_features(_file(folder, name))
+    if read.x_test is None or read.y_test is None:
+        raise ValueError(f"{_file(folder, name)} has no test part: add x_test and y_test to it")
+    return Features(read.x_train, read.y_train, read.x_test, read.y_test)
+
+
+def _pixels(images: Samples) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Pixels from 0 to 1 `(n, d)`, and classes."""
+    assert isinstance(images, Images)
+    assert images.pixels is not None
+    return images.pixels.flatten(1).float().div(255).numpy(), images.labels.numpy()
+
+
+def describe(name: str, folder: Path | None) -> dict[str, int | str]:
+    """The sizes of a set, and the digest of its file, for the result file."""
+    x, y, _, y_test = load(name, folder)
+    sizes: dict[str, int | str] = {"n": len(y), "d": x.shape[1], "classes": int(y.max()) + 1, "tested": len(y_test)}
+    return sizes if name == "digits" or folder is None else sizes | {"sha256": sha256_of(_file(folder, name))}
+
+
+def draws(y: NDArray[np.int64], samples: str) -> int:
+    """How many draws of so many samples are measured: none where no class has more, which are all samples."""
+    if samples.isdecimal() and int(samples) >= np.bincount(y).max():
+        return 0
+    return DRAWS.get(samples, DRAWS["20"])
+
+
+def rows_of_draw(y: NDArray[np.int64], samples: str, draw: int) -> NDArray[np.int64]:
+    """The training samples of a draw, class after class; a class that has fewer gives all of its own.
+
+    Args:
+        y: the class of each training sample `(n,)`.
+        samples: samples of each class: a number, `"imbalanced"` or `"all"`.
+        draw: the number of the draw, which decides which samples are taken.
+    """
+    if samples == ALL:
+        return np.arange(len(y))
+    chance = np.random.default_rng(draw)
+    order = chance.permutation(len(y))
+    L = int(y.max()) + 1
+    if samples == IMBALANCED:
+        sizes = chance.permutation(np.geomspace(LARGEST_CLASS, SMALLEST_CLASS, L).round().astype(int))
+    else:
+        sizes = np.full(L, int(samples))
+    return np.concatenate([order[y[order] == label][: sizes[label]] for label in range(L)])

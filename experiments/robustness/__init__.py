@@ -1,0 +1,1 @@
+"""Robustness: what damaged files, signals and hostile inputs do."""

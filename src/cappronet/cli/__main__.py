@@ -1,0 +1,5 @@
+"""`python -m cappronet.cli`."""
+
+from cappronet.cli import main
+
+main()

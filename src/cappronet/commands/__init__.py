@@ -1,1 +1,0 @@
-"""The commands, a file for each group; heavy imports stand inside them, so that `--help` answers at once."""

@@ -1,0 +1,1 @@
+"""Where images and features come from: files, datasets, batches."""

@@ -1,0 +1,1 @@
+"""Backbones, CapProNet, and what is done with a trained model: saving, export, prediction."""

@@ -1,0 +1,1 @@
+"""Classifiers on frozen features: CapsuleClassifier, and the comparison of heads."""

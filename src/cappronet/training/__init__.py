@@ -1,0 +1,1 @@
+"""From a recipe to a finished run, and from runs to a comparison."""

@@ -1,0 +1,174 @@
+"""Every number in the pages is one that the project measured: tables and sentences are compared with result files."""
+
+import json
+import math
+import re
+from dataclasses import dataclass, fields
+from pathlib import Path
+from statistics import mean
+
+import pytest
+
+from cappronet.training import results
+from cappronet.training.recipe import Recipe
+from tools.tables import NOT_RUN, TABLES, table_in, with_tables
+
+ROOT = Path(__file__).parents[2]
+PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+
+
+def loaded(name):
+    return json.loads((ROOT / "results" / name).read_text())
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_is_what_was_measured(name):
+    page, _, _ = TABLES[name]
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    assert len(table_in(text, name).splitlines()) > 3 or table_in(text, name) == NOT_RUN
+    assert table_in(text, name) == table_in(with_tables(page), name), "run: python -m tools.tables"
+
+
+def test_every_table_of_numbers_is_checked():
+    marked = {name for page in PAGES for name in re.findall(r"<!-- (\w[\w-]*) -->", (ROOT / page).read_text())}
+    assert marked == TABLES.keys() | {"outcomes"}
+
+
+def test_every_key_of_a_recipe_is_explained():
+    page = (ROOT / "docs" / "api" / "recipe.md").read_text()
+    assert [row.split("`")[1] for row in table_in(page, "recipe").splitlines()[2:]] == [f.name for f in fields(Recipe)]
+    assert page == with_tables("api/recipe"), "run: python -m tools.tables"
+
+
+@dataclass
+class Outcome:
+    """A row of "When to use it": where the errors of a control and of a capsule head are, and how they are shown."""
+
+    setting: str
+    file: str
+    where: dict
+    control: tuple[str, str]  # as in the file, as on the page
+    capsule: tuple[str, str]
+    unit: str
+    key: str = "head"
+    errors: str = "errors"
+    test_images: int = 0  # for one measurement, whose only spread is that of the test images
+
+    def line(self):
+        a, b = (self.measured(name) for name, _ in (self.control, self.capsule))
+        count = f"{len(a)} {self.unit}{'s' if len(a) > 1 else ''}"
+        shown = (f"{self.control[1]}: {cell(a)}", f"{self.capsule[1]}: {cell(b)}", count, self.verdict(a, b))
+        return f"| {self.setting} | {' | '.join(shown)} |"
+
+    def measured(self, name):
+        wanted = {**self.where, self.key: name}
+        (row,) = (row for row in loaded(self.file)["rows"] if all(row[key] == wanted[key] for key in wanted))
+        return row[self.errors]
+
+    def verdict(self, a, b):
+        difference = mean(b) - mean(a)
+        if len(a) > 1:
+            margin = results.interval([y - x for x, y in zip(a, b, strict=True)])
+        else:
+            rates = [mean(errors) / 100 for errors in (a, b)]
+            margin = 200 * math.sqrt(sum(rate * (1 - rate) for rate in rates) / self.test_images)
+        return "no clear difference" if abs(difference) <= margin else f"{'fewer' if difference < 0 else 'more'} errors"
+
+
+def cell(errors):
+    return f"{mean(errors):.2f}" + (f" ± {results.interval(errors):.2f}" if len(errors) > 1 else "")
+
+
+LOGISTIC, UNIT_16 = ("logistic regression", "logistic regression"), ("unit capsule c=16, scaled", "unit c=16")
+LINEAR, C_4 = ("linear", "linear"), ("capsule c=4", "c=4")
+
+
+def frozen(setting, width, size, unit="draw"):
+    where = {"features": f"cifar10, unseen classes, d={width}", "size": size}
+    return Outcome(setting, "fixed_features.json", where, LOGISTIC, UNIT_16, unit, test_images=5000)
+
+
+OUTCOMES = [
+    Outcome("frozen features: the pixels of digits", "fixed_features.json", {"features": "digits, pixels"}, LOGISTIC,
+            UNIT_16, "fold"),
+    frozen("frozen features of classes the network never saw, d=64, 5,000 images per class", 64, 0),
+    frozen("the same with d=256", 256, 0),
+    frozen("the same features, d=64, 1,000 images per class", 64, 1000),
+    frozen("the same features, 20 images per class", 64, 20),
+    Outcome("two classes added from 20 images each", "new_classes.json", {"net": "capsule", "images": 20},
+            ("linear head refitted", "linear head, refitted"),
+            ("subspaces set, two added, contrast 0.5", "from features, contrast 0.5"), "draw", key="method",
+            errors="all"),
+    Outcome("ResNet-8 trained end to end on digits, one learning rate for all", "compare_digits.json",
+            {"backbone": "resnet8"}, LINEAR, C_4, "seed"),
+    Outcome("the same, learning rate tuned for each head, on held-out images", "table3-cpu.json",
+            {"data": "digits, held-out images"}, LINEAR, ("capsule c=8", "c=8"), "seed"),
+    Outcome("ResNet-8 trained end to end on 5,000 images of CIFAR-10", "table3-cpu.json",
+            {"data": "cifar10, 5,000 images"}, LINEAR, C_4, "seed"),
+    Outcome("a wide, shallow network on all of CIFAR-10", "table1-cpu.json", {"backbone": "speedrun"}, LINEAR,
+            ("unit capsule c=4, scaled", "unit c=4"), "seed", test_images=10000),
+]  # fmt: skip
+
+
+def test_when_to_use_it_says_what_was_measured():
+    assert table_in((ROOT / "docs/when-to-use.md").read_text(), "outcomes").splitlines()[2:] == [
+        outcome.line() for outcome in OUTCOMES
+    ]
+
+
+def test_the_readme_shows_four_of_these_rows():
+    head, *rows = table_in((ROOT / "README.md").read_text(), "outcomes").splitlines()
+    complete = table_in((ROOT / "docs/when-to-use.md").read_text(), "outcomes").splitlines()
+    assert head == complete[0]
+    assert len(rows) == 5
+    assert [row for row in rows if row not in complete] == []
+    assert {row.split(" | ")[-1] for row in rows[1:]} == {"fewer errors |", "more errors |", "no clear difference |"}
+
+
+def test_what_is_said_of_scores_on_frozen_features_was_measured():
+    rows = loaded("out_of_scope.json")["rows"]
+    pairs = list(loaded("out_of_scope.json")["sets"])
+    best = {pair: max((r for r in rows if r["pair"] == pair), key=lambda r: mean(r["auroc"])) for pair in pairs}
+    assert {(row["head"], row["score"]) for row in best.values()} == {("capsule", "fdbd")}
+
+    def best_of(measure, pair):
+        same = [r for r in rows if r["pair"] == pair and r[f"{measure} gap"][0] <= 0 <= r[f"{measure} gap"][1]]
+        return {(row["head"], row["score"]) for row in same}
+
+    capsule = ("capsule", "fdbd")
+    assert [best_of("auroc", pair) for pair in pairs] == [
+        {capsule, ("capsule", "class residual"), ("linear", "fdbd")},
+        {capsule, ("capsule", "gen")},
+        {capsule},
+    ]
+    assert capsule in best_of("fpr", pairs[0])
+    assert best_of("fpr", pairs[1]) == {("capsule", "vim")}
+    assert best_of("fpr", pairs[2]) == {("linear", "vim"), ("linear", "energy")}
+    assert min(mean(row["fpr"]) for row in rows if row["pair"] != pairs[0]) > 0.5
+    inside = {(r["pair"], r["score"]): mean(r["auroc"]) for r in rows if r["head"] == "capsule"}
+    for pair in pairs[1:]:
+        assert inside[pair, "outside"] < min(inside[pair, "residual"], inside[pair, "length energy"])
+    assert (pairs[0], "outside") not in inside
+    lengths = [row for row in rows if row["score"] in ("residual", "outside", "length energy")]
+    assert all((row["head"], row["score"]) not in best_of("auroc", row["pair"]) for row in lengths)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/when-to-use.md", "docs/benchmarks.md"])
+def test_what_the_head_costs_is_what_was_measured(page):
+    text = " ".join((ROOT / page).read_text().split())
+    heads = loaded("benchmark.json")["shapes"]["B=256 d=2048 L=1000 c=8"]
+    ratio = heads["capsule"]["both"]["ratio"]["median"]
+    capsule, linear = (heads[name]["both"]["ms"]["median"] for name in ("capsule", "linear, d to L"))
+    assert f"{ratio:.2f} times" in text
+    assert f"about {capsule / linear:.0f} times as long" in text
+    if "ms" in text.split():
+        assert f"{capsule:.0f} ms" in text
+        assert f"{linear:.1f} ms" in text
+    if "ResNet-20" in text and page != "docs/benchmarks.md":  # which has the whole table
+        step_ratio = loaded("training_benchmark.json")["ratios"]["capsule head / linear head"]["median"]
+        assert f"{step_ratio:.2f} times" in text
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "results").glob("*.json")), ids=lambda file: file.name)
+def test_a_result_file_names_no_folder_of_the_machine_that_wrote_it(file):
+    assert re.findall(r'"(?:/|[A-Z]:\\)[^"]*"', file.read_text()) == []

@@ -1,0 +1,53 @@
+from experiments.reproduction.conditions import conditions_table
+
+
+def row(head, errors, *, c=8, lr=0.1, validation=(), group="A"):
+    tries = [{"changes": {"lr": lr}, "validation_errors": [error]} for error in validation]
+    recipe = {"head": head, "capsule_dim": c, "lr": lr}
+    return {
+        "data": "data",
+        "backbone": "resnet8",
+        "head": f"{head} c={c}",
+        "errors": errors,
+        "parameters": 1,
+        "seconds": 1.0,
+        "seeds": list(range(len(errors))),
+        "group": group,
+        "recipe": recipe,
+        "tries": tries,
+    }
+
+
+def cells(*rows):
+    table = conditions_table([{"rows": rows}])
+    return dict(zip(table.headings, table.rows[0], strict=True))
+
+
+def test_outcomes_follow_from_the_interval():
+    linear = row("linear", [10.0, 11.0, 12.0])
+    assert cells(linear, row("capsule", [5.0, 6.1, 6.9]))["outcome"] == "capsule wins"
+    assert cells(linear, row("capsule", [15.0, 16.1, 16.9]))["outcome"] == "linear wins"
+    assert cells(linear, row("capsule", [9.0, 12.0, 12.0]))["outcome"] == "tie"
+    assert cells(row("linear", [10.0]), row("capsule", [5.0]))["outcome"] == "one seed"
+
+
+def test_the_head_that_stands_for_all_is_chosen_by_validation_not_by_test_error():
+    linear = row("linear", [10.0, 11.0], validation=[9.0])
+    lucky = row("capsule", [1.0, 1.1], c=2, validation=[8.0, 9.0])
+    chosen = row("capsule", [5.0, 6.0], c=4, validation=[9.5, 7.0], lr=0.4)
+    line = cells(linear, lucky, chosen, row("cosine", [6.0, 7.5], validation=[8.0]))
+    assert line["capsule head"] == "capsule c=4"
+    assert line["learning rates"] == "one for each head"
+    assert line["against linear"].startswith("-5.00")
+    assert line["capsule against it"].startswith("-1.25")
+
+
+def test_without_tuning_the_papers_capsule_dimension_stands_for_all():
+    line = cells(row("linear", [10.0, 11.0]), row("capsule", [1.0, 1.1], c=2), row("capsule", [5.0, 6.0], c=8))
+    assert line["capsule head"] == "capsule c=8"
+    assert line["learning rates"] == "the same"
+
+
+def test_groups_without_both_heads_and_rows_without_runs_are_left_out():
+    rows = [row("linear", [1.0, 2.0]), row("capsule", []), row("capsule", [1.0, 2.0], group="B")]
+    assert not conditions_table([{"rows": rows}]).rows

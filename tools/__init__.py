@@ -1,0 +1,1 @@
+"""What builds the documentation: formulas as MathML, tables from result files, the command reference. Not installed."""
