@@ -37,6 +37,16 @@ def test_a_write_removes_what_a_killed_one_left(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="this system has no /proc to tell zombies by")
+def test_what_a_killed_process_left_is_removed_before_its_parent_has_collected_it(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+        os.kill(ended.pid, 0)  # the entry is still there
+        (tmp_path / f".file.{ended.pid}").touch()
+        write_atomically(tmp_path / "file", b"new")
+        assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 def test_another_process_keeps_the_folder_until_it_ends(tmp_path: Path) -> None:
     code = (
         "import pathlib, sys\n"

@@ -424,9 +424,10 @@ def test_suspicious_images_are_copied_as_a_list_of_paths(read, explored, tmp_pat
     far.locator("select").select_option("10")
     far.locator("button.copy").click()
     if clipboard:
-        assert far.locator("button.copy").inner_text() == "Copied 10"
+        reader.page.wait_for_selector("button.copy:text-is('Copied 10')")
         copied = reader.evaluate("navigator.clipboard.readText()")
     else:
+        reader.page.wait_for_selector("#copy-dialog[open]")
         copied = reader.page.locator("#copy-text").input_value()
         reader.page.locator("#copy-dialog button").click()
         assert not reader.page.locator("#copy-dialog").is_visible()

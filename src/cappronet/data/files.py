@@ -94,7 +94,16 @@ def _is_running(process: int) -> bool:
         return True
     except OverflowError:
         return False
-    return True
+    return not _is_zombie(process)
+
+
+def _is_zombie(process: int) -> bool:
+    """Whether it has ended and only its entry is left: in a container, there may be no one to collect orphans."""
+    try:
+        status = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:  # it has just ended, or the system has no such files
+        return False
+    return status.rpartition(")")[2].split()[:1] == ["Z"]
 
 
 @contextmanager
