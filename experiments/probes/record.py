@@ -7,6 +7,7 @@ from typing import Any
 
 from cappronet.data.files import locked, write_atomically
 from cappronet.training.run_folder import environment
+from experiments.probes.sets import same_features
 
 __all__ = ["Record"]
 
@@ -19,7 +20,7 @@ class Record:
     """A JSON file that always holds whole rows: it is replaced after each, under a lock that processes share.
 
     environments   versions, machine and commit of each command that added rows
-    sets           sizes of the sets of features, and digests of their files
+    sets           what identifies each set of features: sizes, a digest of the labels, lengths
     tuning         for each set, number of samples and rival: settings, validation errors, the best one
     fits           for each of their draws: the error and the cost of a fit; `run` is the number of its environment
     """
@@ -47,7 +48,7 @@ class Record:
 
         def change(content: Content) -> None:
             for name, described in sets.items():
-                if content["sets"].setdefault(name, described) != described:
+                if not same_features(content["sets"].setdefault(name, described), described):
                     raise ValueError(
                         f"{self.path} has results of other features called {name}: choose another --output or delete it"
                     )

@@ -1,19 +1,32 @@
 """The sets of features that probes are compared on, and how training samples are drawn from them."""
 
+import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cappronet.data.datasets import load_dataset
 from cappronet.data.features import read_features
-from cappronet.data.files import sha256_of
 from cappronet.data.samples import Images, Samples
 
-__all__ = ["ALL", "DRAWS", "IMBALANCED", "SETS", "Features", "available", "describe", "draws", "load", "rows_of_draw"]
+__all__ = [
+    "ALL",
+    "DRAWS",
+    "IMBALANCED",
+    "SETS",
+    "Features",
+    "available",
+    "describe",
+    "draws",
+    "load",
+    "rows_of_draw",
+    "same_features",
+]
 
 # The name of a set, which is that of its file, and what it holds. Digits come with the package and need no file.
 SETS: Mapping[str, str] = {
@@ -30,6 +43,8 @@ ALL, IMBALANCED = "all", "imbalanced"
 DRAWS: Mapping[str, int] = {"1": 5, "2": 5, "5": 5, "20": 5, "100": 3, IMBALANCED: 3, ALL: 1}
 # Imbalanced classes have sizes between these, in geometric progression; which class has which is drawn.
 LARGEST_CLASS, SMALLEST_CLASS = 100, 2
+# Up to such relative differences of their lengths, features made on two machines are taken for the same.
+TOLERANCE = 1e-4
 
 
 class Features(NamedTuple):
@@ -79,11 +94,26 @@ def _pixels(images: Samples) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     return images.pixels.flatten(1).float().div(255).numpy(), images.labels.numpy()
 
 
-def describe(name: str, folder: Path | None) -> dict[str, int | str]:
-    """The sizes of a set, and the digest of its file, for the result file."""
-    x, y, _, y_test = load(name, folder)
-    sizes: dict[str, int | str] = {"n": len(y), "d": x.shape[1], "classes": int(y.max()) + 1, "tested": len(y_test)}
-    return sizes if name == "digits" or folder is None else sizes | {"sha256": sha256_of(_file(folder, name))}
+def describe(name: str, folder: Path | None) -> dict[str, Any]:
+    """What identifies a set in the result file: its sizes, the digest of its labels, and lengths of its features."""
+    x, y, x_test, y_test = load(name, folder)
+    return {
+        "n": len(y),
+        "d": x.shape[1],
+        "classes": int(y.max()) + 1,
+        "tested": len(y_test),
+        "labels": hashlib.sha256(y.tobytes() + y_test.tobytes()).hexdigest(),
+        "lengths": [float(np.linalg.norm(rows)) for rows in (x, x.mean(0), x_test, x_test.mean(0))],
+    }
+
+
+def same_features(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two descriptions are of one set, whose features two machines may have rounded differently."""
+    exact, others = (
+        {name: value for name, value in described.items() if name != "lengths"} for described in (one, other)
+    )
+    pairs = zip(one.get("lengths", ()), other.get("lengths", ()), strict=False)
+    return exact == others and all(math.isclose(a, b, rel_tol=TOLERANCE) for a, b in pairs)
 
 
 def draws(y: NDArray[np.int64], samples: str) -> int:
