@@ -49,6 +49,18 @@ def test_help_does_not_import_torch():
     assert done.stdout.strip() == "False"
 
 
+def test_training_imports_nothing_that_it_does_not_use():
+    """Lightning Fabric would import torchmetrics, and with it torchvision and transformers."""
+    code = """
+import sys
+from cappronet.training.hardware import Hardware
+Hardware(accelerator="cpu").fabric("32-true")
+print([name for name in ("torchmetrics", "torchvision", "transformers", "timm") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_public_names():
     assert all(hasattr(cappronet, name) for name in cappronet.__all__)
     assert set(cappronet.__all__) == {

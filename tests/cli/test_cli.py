@@ -45,6 +45,15 @@ def test_help_explains_the_options(command, words, capsys):
 
 
 @pytest.mark.slow
+def test_a_mistake_is_one_line_of_a_process_and_its_exit_code(tmp_path):
+    done = cappronet("evaluate", "nowhere", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert "nowhere" in line
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -56,12 +65,9 @@ def test_help_explains_the_options(command, words, capsys):
         (["train", "--data", "cat [/x]\x1b[31m"], "cat [/x]"),
     ],
 )
-def test_a_mistake_is_one_line(arguments, message, tmp_path):
-    done = cappronet(*arguments, cwd=tmp_path)
-    assert done.returncode == 1
-    (line,) = done.stderr.strip().splitlines()
-    assert line.startswith("error: ")
-    assert message in line
+def test_a_mistake_is_one_line(arguments, message, mistake, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert message in mistake(*arguments)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -249,10 +249,11 @@ def test_a_table_grows_and_leaves_other_results_alone(project, training):
     assert (project / "results" / "table3-cpu-2.json").is_file()
 
 
-def children(pid):
-    """Processes that a process started, where the system shows them."""
-    states = {path.parent.name: path.read_text() for path in Path("/proc").glob("[0-9]*/stat")}
-    return [child for child, state in states.items() if int(state.rpartition(")")[2].split()[1]) == pid]
+def running():
+    """From each process that has not ended to its parent, where the system shows them."""
+    listed = subprocess.run(["ps", "-e", "-o", "pid=,ppid=,stat="], capture_output=True, text=True, check=True).stdout
+    rows = (line.split() for line in listed.splitlines())
+    return {int(pid): int(parent) for pid, parent, state in rows if not state.startswith("Z")}
 
 
 @pytest.mark.slow
@@ -265,12 +266,13 @@ def test_a_killed_table_ends_as_one_that_was_not(project, monkeypatch):
     deadline = time.monotonic() + 120
     while not list((project / "a").rglob("summary.json")) and killed.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
-    others = children(killed.pid)
+    others = {child for child, parent in running().items() if parent == killed.pid}
+    assert others
     killed.send_signal(signal.SIGKILL)
     killed.wait()
-    while any(Path(f"/proc/{pid}").exists() for pid in others) and time.monotonic() < deadline:
+    while others & running().keys() and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not any(Path(f"/proc/{pid}").exists() for pid in others)
+    assert not others & running().keys()
     done = len(list((project / "a").rglob("summary.json")))
     assert 0 < done < 8
     for folder, output in (("a", "out-a"), ("b", "out-b")):

@@ -36,7 +36,7 @@ def trained(folder, *options):
     ("strategy", "model"),
     [
         # Batch statistics are shared. In float32 rounding grows a thousandfold in a ResNet's first steps.
-        ("ddp", ["--backbone", "resnet8", "--precision", "64-true"]),
+        ("ddp", ["--backbone", "resnet8", "--precision", "64-true", "--train-size", "512"]),
         ("ddp", ["--backbone", "pixels"]),
         ("fsdp", ["--backbone", "pixels"]),
         ("fsdp", ["--backbone", "pixels", "--head-optimizer", "grassmann"]),

@@ -228,7 +228,9 @@ def test_validation_images_are_held_out_of_training():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{"compile": True}, {"precision": "bf16-mixed"}, {"channels_last": False}])
+@pytest.mark.parametrize(
+    "options", [{"compile": True, "backbone": "pixels"}, {"precision": "bf16-mixed"}, {"channels_last": False}]
+)
 def test_other_arithmetic_trains_too(tmp_path, options):
     _, summary = run(tmp_path / "run", SMALL.changed(epochs=4, **options))
     assert summary["error"] < 60

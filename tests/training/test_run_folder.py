@@ -112,7 +112,7 @@ def test_a_killed_process_leaves_no_lock(tmp_path):
         "claim = Run.new(sys.argv[1]).claimed(Recipe())\n"
         "claim.__enter__()\n"
         "child = os.fork()\n"
-        "print(child, flush=True)\n"  # the child prints 0 once it has given up what it inherited
+        "os.write(1, f'{child}\\n'.encode())\n"  # whole lines; the child's 0 once it gave up what it inherited
         "time.sleep(600)"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "run")]

@@ -1,8 +1,9 @@
 """Where a run takes place: devices and processes, through Lightning Fabric."""
 
 import os
+import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cappronet.extras import require
 from cappronet.models.network import CapProNet
@@ -36,7 +37,7 @@ class Hardware:
         """Lightning Fabric for these devices."""
         if self.shard_head and self.strategy not in ("auto", "fsdp"):
             raise ValueError(f"--shard-head shards the backbone too: remove --strategy {self.strategy}")
-        fabric: Fabric = require("lightning_fabric", "train").Fabric(
+        fabric: Fabric = _lightning_fabric().Fabric(
             accelerator=self.accelerator,
             devices=self.devices if self.device is None else [self.device],
             num_nodes=self.num_nodes,
@@ -60,3 +61,18 @@ class Hardware:
         if fabric.world_size > 1:
             share_batch_norm(network, fabric.device)
         return network
+
+
+def _lightning_fabric() -> Any:
+    """Lightning Fabric, which asks for the version of torchmetrics by importing it, for a class that is not used here.
+
+    Where it is installed, that would import torchvision, transformers and SciPy, which takes seconds.
+    """
+    hidden = "torchmetrics" not in sys.modules
+    if hidden:
+        sys.modules["torchmetrics"] = None  # type: ignore[assignment]
+    try:
+        return require("lightning_fabric", "train")
+    finally:
+        if hidden:
+            del sys.modules["torchmetrics"]

@@ -1,0 +1,22 @@
+"""Commands that end in an error, in the process of the tests: a new one takes seconds to import what it needs."""
+
+import pytest
+
+from cappronet.cli import app, run_app
+
+
+@pytest.fixture
+def mistake(capsys, monkeypatch):
+    """A function that runs a command with a mistake in it, and returns the one line that reports it."""
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.delenv("CAPPRONET_TRACEBACK", raising=False)
+
+    def reported(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            run_app(lambda: app.meta(list(map(str, arguments))))
+        assert ended.value.code == 1
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        assert line.startswith("error: ")
+        return line
+
+    return reported
