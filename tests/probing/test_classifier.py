@@ -375,10 +375,15 @@ def test_without_a_mean_or_another_class_the_outlier_score_is_the_residual(digit
 
 
 def test_small_sets_take_few_steps_and_large_ones_the_same_as_before():
-    assert default_schedule(1437, 1437, 10) == (8, 128, 0.02)
-    assert default_schedule(1437, 1437, 77) == (27, 256, 0.003)
-    assert default_schedule(100, 100, 2) == (150, 100, 0.01)
-    assert default_schedule(50_000, 50_000, 10) == (8, 256, 0.01)
+    assert default_schedule(1437, 64, 1437, 10) == (8, 128, 0.02)
+    assert default_schedule(1437, 400, 1437, 77) == (27, 256, 0.003)
+    assert default_schedule(100, 64, 100, 2) == (150, 100, 0.01)
+    assert default_schedule(50_000, 512, 50_000, 10) == (8, 256, 0.01)
+
+
+def test_with_few_samples_steps_are_as_long_for_any_number_of_features():
+    rates = {d: default_schedule(200, d, 200, 10).lr for d in (4, 64, 1024)}
+    assert rates == {4: 0.01, 64: 0.0075, 1024: 0.001875}  # a step of d numbers is 0.06 long, up to the usual rate
 
 
 def test_early_stopping_takes_the_subspaces_with_the_lowest_held_out_loss(digits, monkeypatch):

@@ -79,8 +79,8 @@ class CapsuleClassifier(TrainedSubspaces):
         energy: svd: the share of the squared length that `"auto"` keeps.
         epochs: gradient: passes over the features; by default 8, or 20 with a hidden layer, and more for few samples.
         batch_size: gradient: samples in a step; by default 256, or all if there are fewer; 128 up to 2,000 samples.
-        lr: gradient: the highest learning rate; by default 0.01, and 0.02 with batches of 128; 0.003 below 50 samples a
-            class and with a hidden layer.
+        lr: gradient: the highest learning rate; by default 0.01, and 0.02 with batches of 128; 0.06 / sqrt(d), and at
+            most 0.01, below 50 samples a class; 0.003 with a hidden layer.
         weight_decay: gradient: decoupled weight decay.
         class_weight: how much more an error on each class costs: a dictionary from labels to numbers, or `"balanced"`
             for numbers in inverse proportion to the sizes of the classes. Scores are shifted by the logarithms of

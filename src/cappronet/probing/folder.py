@@ -144,20 +144,21 @@ def _fitting(data: FeatureData, setting: Setting, options: ProbeOptions) -> dict
     return {
         "samples": len(data.y_train),
         "features": features[setting.features],
-        **_optimization(setting, len(data.y_train), len(data.classes)),
+        **_optimization(setting, data),
         "seed": options.seed,
         "settings_compared": options.settings,
         "chosen_by": f"{options.folds}-fold cross-validation",
     }
 
 
-def _optimization(setting: Setting, n: int, classes: int) -> dict[str, Any]:
+def _optimization(setting: Setting, data: FeatureData) -> dict[str, Any]:
+    n, d = data.x_train.shape
     if setting.head == "logistic":
         return {"optimizer": "lbfgs", "C": setting.C, "most_iterations": MOST_ITERATIONS}
     start, (epochs, batch_size) = "random", epochs_and_batch(n)
     if setting.head == "capsule":
         start = "means of the classes and random directions"
-        epochs, batch_size, _ = default_schedule(n, n, classes)
+        epochs, batch_size, _ = default_schedule(n, d, n, len(data.classes))
     return {
         "start": start,
         "optimizer": "adamw",

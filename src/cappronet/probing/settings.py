@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import islice, product
 from typing import Any
 
-from cappronet.probing.subspaces import FEW_SAMPLES_LR, LARGE_SCALE, LR, default_dim, default_schedule
+from cappronet.probing.subspaces import LARGE_SCALE, LR, default_dim, default_schedule, few_samples_lr
 from cappronet.reporting import did_you_mean
 
 __all__ = ["PROBE_HEADS", "Amount", "ProbeOptions", "Setting", "first_settings"]
@@ -161,8 +161,8 @@ def _capsules(amount: Amount) -> Iterator[Setting]:
     # The first one is CapsuleClassifier(). A projection does not change with the size of its basis, so weight decay
     # would have no effect.
     c = default_dim(amount.samples, amount.dim, amount.classes)
-    lr = default_schedule(amount.samples, amount.samples, amount.classes).lr
-    other = FEW_SAMPLES_LR if lr == LR else LR
+    lr = default_schedule(amount.samples, amount.dim, amount.samples, amount.classes).lr
+    other = few_samples_lr(amount.dim) if lr == LR else LR
     dims = (c, 2 * c, c // 2)
     first = [*((size, lr, 0.0) for size in dims), (c, other, 0.0), (c, lr, LARGE_SCALE), (2 * c, other, 0.0)]
     for size, rate, scale in dict.fromkeys([*first, *product(dims, (lr, other, 0.03), (0.0, LARGE_SCALE))]):

@@ -9,7 +9,7 @@ from torch import Tensor
 from cappronet import projection
 from cappronet.probing.descent import Samples, Schedule, Subspaces, descend
 
-__all__ = ["SCALE", "default_dim", "default_schedule", "first_bases", "validated_scale"]
+__all__ = ["SCALE", "default_dim", "default_schedule", "few_samples_lr", "first_bases", "validated_scale"]
 
 # Lengths of unit features are multiplied by this before the softmax; docs/decisions.md says why it is fixed.
 SCALE = 25.0
@@ -21,8 +21,10 @@ LARGEST_DIM = 16
 LARGEST_BATCH = 256
 # As many epochs as give this many steps, and at least so many.
 STEPS, FEWEST_EPOCHS = 150, 8
-# The highest learning rate, and that of fewer than so many samples a class.
-LR, FEW_SAMPLES_LR, FEW_SAMPLES = 0.01, 0.003, 50
+# The highest learning rate. With fewer than so many samples a class it is divided by the square root of d, because
+# Adam moves every one of the d numbers of a direction by as much.
+LR = 0.01
+FEW_SAMPLES, FEW_SAMPLES_LR = 50, 0.06
 # Up to so many samples, if classes have enough of them: fewer and smaller batches, and larger steps; docs/decisions.md
 # says why.
 SMALL_SET = 2000
@@ -41,8 +43,13 @@ def default_dim(samples: float, d: int, classes: int) -> int:
     return int(2 ** math.floor(math.log2(max(1.0, most))))
 
 
-def default_schedule(n: int, samples: float, classes: int, *, hidden: bool = False) -> Schedule:
-    """For n samples whose weights sum to `samples`, and with a hidden layer, which needs more and smaller steps.
+def few_samples_lr(d: int) -> float:
+    """The highest learning rate for few samples of d features."""
+    return min(LR, FEW_SAMPLES_LR / math.sqrt(d))
+
+
+def default_schedule(n: int, d: int, samples: float, classes: int, *, hidden: bool = False) -> Schedule:
+    """For features `(n, d)` whose weights sum to `samples`; a hidden layer needs more and smaller steps.
 
     Few samples make one batch, so that their fit does not depend on their order; with few samples a class, small steps
     keep subspaces near the means that they start from.
@@ -51,15 +58,15 @@ def default_schedule(n: int, samples: float, classes: int, *, hidden: bool = Fal
         batch_size = min(n, LARGEST_BATCH)
         return Schedule(max(HIDDEN_EPOCHS, round(STEPS * batch_size / n)), batch_size, HIDDEN_LR)
     if samples < FEW_SAMPLES * classes or n <= LARGEST_BATCH or n > SMALL_SET:
-        return _usual_schedule(n, samples, classes)
+        return _usual_schedule(n, d, samples, classes)
     epochs = max(FEWEST_EPOCHS, round(SMALL_SET_STEPS * SMALL_SET_BATCH / n))
     return Schedule(epochs, SMALL_SET_BATCH, SMALL_SET_LR)
 
 
-def _usual_schedule(n: int, samples: float, classes: int) -> Schedule:
+def _usual_schedule(n: int, d: int, samples: float, classes: int) -> Schedule:
     batch_size = min(n, LARGEST_BATCH)
     epochs = max(FEWEST_EPOCHS, round(STEPS * batch_size / n))
-    return Schedule(epochs, batch_size, FEW_SAMPLES_LR if samples < FEW_SAMPLES * classes else LR)
+    return Schedule(epochs, batch_size, few_samples_lr(d) if samples < FEW_SAMPLES * classes else LR)
 
 
 def first_bases(x: Tensor, y: Tensor, weights: Tensor, classes: int, dim: int, seed: int) -> Tensor:
@@ -84,7 +91,9 @@ def validated_scale(samples: Samples, classes: int, dim: int, seed: int) -> floa
     if n < SAMPLES_TO_VALIDATE:
         return SCALE
     fitted, others = torch.from_numpy(np.random.default_rng(seed).permutation(n)[: n // 5]).chunk(2)
-    schedule = _usual_schedule(len(fitted), len(fitted), classes)  # that of all samples, whatever the size of the part
+    schedule = _usual_schedule(
+        len(fitted), samples.x.shape[1], len(fitted), classes
+    )  # that of all samples, whatever the size of the part
     own = Samples(*(part[fitted] for part in samples))
     start = first_bases(*own, classes, dim, seed)
     wrong = []

@@ -151,8 +151,8 @@ class TrainedSubspaces(FittedSubspaces):
 
     def _schedule(self, weights: Floats) -> Schedule:
         chosen: dict[str, Any] = {"epochs": self.epochs, "batch_size": self.batch_size, "lr": self.lr}
-        hidden = self.hidden_size is not None
-        defaults = default_schedule(len(weights), float(weights.sum()), len(self.classes_), hidden=hidden)
+        n, d, L, hidden = len(weights), self.n_features_in_, len(self.classes_), self.hidden_size is not None
+        defaults = default_schedule(n, d, float(weights.sum()), L, hidden=hidden)
         return defaults._replace(**{name: value for name, value in chosen.items() if value is not None})
 
     def _seed(self) -> int:
