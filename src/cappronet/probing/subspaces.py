@@ -91,9 +91,8 @@ def validated_scale(samples: Samples, classes: int, dim: int, seed: int) -> floa
     if n < SAMPLES_TO_VALIDATE:
         return SCALE
     fitted, others = torch.from_numpy(np.random.default_rng(seed).permutation(n)[: n // 5]).chunk(2)
-    schedule = _usual_schedule(
-        len(fitted), samples.x.shape[1], len(fitted), classes
-    )  # that of all samples, whatever the size of the part
+    # The schedule of all samples, whatever the size of the part.
+    schedule = _usual_schedule(len(fitted), samples.x.shape[1], len(fitted), classes)
     own = Samples(*(part[fitted] for part in samples))
     start = first_bases(*own, classes, dim, seed)
     wrong = []
