@@ -11,6 +11,7 @@ import pytest
 
 from cappronet.training import results
 from cappronet.training.recipe import Recipe
+from experiments.probes import comparing, rivals
 from tools.tables import NOT_RUN, TABLES, table_in, with_tables
 
 ROOT = Path(__file__).parents[2]
@@ -79,22 +80,37 @@ def cell(errors):
     return f"{mean(errors):.2f}" + (f" ± {results.interval(errors):.2f}" if len(errors) > 1 else "")
 
 
-LOGISTIC, UNIT_16 = ("logistic regression", "logistic regression"), ("unit capsule c=16, scaled", "unit c=16")
 LINEAR, C_4 = ("linear", "linear"), ("capsule c=4", "c=4")
 
 
-def frozen(setting, width, size, unit="draw"):
-    where = {"features": f"cifar10, unseen classes, d={width}", "size": size}
-    return Outcome(setting, "fixed_features.json", where, LOGISTIC, UNIT_16, unit, test_images=5000)
+@dataclass
+class ProbeOutcome:
+    """A row for `CapsuleClassifier()` and tuned logistic regression on a set of frozen features."""
+
+    setting: str
+    features: str
+    samples: str
+
+    def line(self):
+        measured = comparing.results(loaded("probes.json"))
+        ours, theirs = (measured[self.features, self.samples, rival] for rival in (rivals.CAPSULE, rivals.LOGISTIC))
+        n = len(ours.row.errors)
+        cells = (
+            f"logistic regression: {theirs.cell}",
+            f"`CapsuleClassifier()`: {ours.cell}",
+            f"{n} draw{'s' if n > 1 else ''}",
+            comparing.verdict(comparing.compare(ours, theirs)),
+        )
+        return f"| {self.setting} | {' | '.join(cells)} |"
 
 
 OUTCOMES = [
-    Outcome("frozen features: the pixels of digits", "fixed_features.json", {"features": "digits, pixels"}, LOGISTIC,
-            UNIT_16, "fold"),
-    frozen("frozen features of classes the network never saw, d=64, 5,000 images per class", 64, 0),
-    frozen("the same with d=256", 256, 0),
-    frozen("the same features, d=64, 1,000 images per class", 64, 1000),
-    frozen("the same features, 20 images per class", 64, 20),
+    ProbeOutcome("frozen features of CIFAR-100 by EfficientNet-Lite0, 500 images per class", "cifar100-lite0", "all"),
+    ProbeOutcome("the same, 20 images per class", "cifar100-lite0", "20"),
+    ProbeOutcome("the same, 5 images per class", "cifar100-lite0", "5"),
+    ProbeOutcome("frozen features of questions to a bank by MiniLM, about 130 per class", "banking77", "all"),
+    ProbeOutcome("the same, 20 questions per class", "banking77", "20"),
+    ProbeOutcome("the pixels of digits, about 140 images per class", "digits", "all"),
     Outcome("two classes added from 20 images each", "new_classes.json", {"net": "capsule", "images": 20},
             ("linear head refitted", "linear head, refitted"),
             ("subspaces set, two added, contrast 0.5", "from features, contrast 0.5"), "draw", key="method",

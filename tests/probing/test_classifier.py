@@ -21,6 +21,7 @@ from cappronet import CapsuleClassifier, CapsuleProjection
 from cappronet.novelty import boundary_score
 from cappronet.probing import descent
 from cappronet.probing.closed_form import class_subspace, leading_of_features, lengths_by_bases
+from cappronet.probing.descent import Samples, Schedule, Subspaces, descend
 from cappronet.probing.subspaces import default_dim, default_schedule
 
 CONTRACT = [
@@ -144,7 +145,7 @@ def test_few_samples_are_classified_by_the_means_of_their_classes(digits):
 
 
 def test_a_large_scale_is_chosen_where_classes_share_almost_everything(monkeypatch):
-    monkeypatch.setattr("cappronet.probing.subspaces.SAMPLES_TO_VALIDATE", 4000)
+    monkeypatch.setattr("cappronet.probing.subspaces.MANY_SAMPLES", 4000)
     rng = np.random.default_rng(0)
     y = np.arange(10_000) % 4
     x = rng.standard_normal((10_000, 30)) / np.arange(1, 31)
@@ -378,7 +379,21 @@ def test_small_sets_take_few_steps_and_large_ones_the_same_as_before():
     assert default_schedule(1437, 64, 1437, 10) == (8, 128, 0.02)
     assert default_schedule(1437, 400, 1437, 77) == (27, 256, 0.003)
     assert default_schedule(100, 64, 100, 2) == (150, 100, 0.01)
-    assert default_schedule(50_000, 512, 50_000, 10) == (8, 256, 0.01)
+    assert default_schedule(10_000, 512, 10_000, 10) == (8, 256, 0.01)
+    assert default_schedule(50_000, 512, 50_000, 10) == (6, 256, 0.01)
+
+
+def test_padded_rows_change_no_step():
+    chance = torch.Generator().manual_seed(0)
+    bases, x = (torch.randn(*shape, generator=chance, dtype=torch.float64) for shape in ((60, 4, 417), (500, 417)))
+    samples = Samples(x, torch.arange(500) % 60, torch.ones(500, dtype=torch.float64))
+    aligned, plain = Subspaces(bases, 5.0), Subspaces(bases, 5.0, aligned=False)
+    assert (aligned.padding, plain.padding) == (15, 0)
+    for model in (aligned, plain):
+        descend(model, samples, Schedule(2, 100, 0.01), weight_decay=0.1)
+    torch.testing.assert_close(aligned.bases, plain.bases)
+    assert not aligned.padded[..., 417:].any()
+    assert aligned.loss(samples) == pytest.approx(plain.loss(samples))
 
 
 def test_with_few_samples_steps_are_as_long_for_any_number_of_features():

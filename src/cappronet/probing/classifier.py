@@ -77,7 +77,8 @@ class CapsuleClassifier(TrainedSubspaces):
             it with the subspaces. `"auto"` is 25, except for 20,000 samples or more of which the classes share almost
             everything: where 100 makes clearly fewer errors on held-out samples, it is 100.
         energy: svd: the share of the squared length that `"auto"` keeps.
-        epochs: gradient: passes over the features; by default 8, or 20 with a hidden layer, and more for few samples.
+        epochs: gradient: passes over the features; by default 8, more for few samples and 6 from 20,000 on; with a
+            hidden layer at least 20.
         batch_size: gradient: samples in a step; by default 256, or all if there are fewer; 128 up to 2,000 samples.
         lr: gradient: the highest learning rate; by default 0.01, and 0.02 with batches of 128; 0.06 / sqrt(d), and at
             most 0.01, below 50 samples a class; 0.003 with a hidden layer.

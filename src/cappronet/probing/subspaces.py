@@ -15,12 +15,12 @@ __all__ = ["SCALE", "default_dim", "default_schedule", "few_samples_lr", "first_
 SCALE = 25.0
 # The other candidate, for features of which the classes share almost everything: there lengths hardly differ.
 LARGE_SCALE = 100.0
-# From this many samples on, a fifth of them decides between the two.
-SAMPLES_TO_VALIDATE = 20_000
+# From this many samples on, a fifth of them decides between the two, in subspaces of few dimensions.
+MANY_SAMPLES, PILOT_DIM = 20_000, 8
 LARGEST_DIM = 16
 LARGEST_BATCH = 256
-# As many epochs as give this many steps, and at least so many.
-STEPS, FEWEST_EPOCHS = 150, 8
+# As many epochs as give this many steps, and at least so many; of many samples fewer epochs are as good.
+STEPS, FEWEST_EPOCHS, FEWEST_EPOCHS_OF_MANY = 150, 8, 6
 # The highest learning rate. With fewer than so many samples a class it is divided by the square root of d, because
 # Adam moves every one of the d numbers of a direction by as much.
 LR = 0.01
@@ -65,7 +65,8 @@ def default_schedule(n: int, d: int, samples: float, classes: int, *, hidden: bo
 
 def _usual_schedule(n: int, d: int, samples: float, classes: int) -> Schedule:
     batch_size = min(n, LARGEST_BATCH)
-    epochs = max(FEWEST_EPOCHS, round(STEPS * batch_size / n))
+    fewest = FEWEST_EPOCHS if n < MANY_SAMPLES else FEWEST_EPOCHS_OF_MANY
+    epochs = max(fewest, round(STEPS * batch_size / n))
     return Schedule(epochs, batch_size, few_samples_lr(d) if samples < FEW_SAMPLES * classes else LR)
 
 
@@ -88,13 +89,13 @@ def first_bases(x: Tensor, y: Tensor, weights: Tensor, classes: int, dim: int, s
 def validated_scale(samples: Samples, classes: int, dim: int, seed: int) -> float:
     """25, or 100 where that makes clearly fewer errors on a tenth of many samples, after a fit to another tenth."""
     n = len(samples.x)
-    if n < SAMPLES_TO_VALIDATE:
+    if n < MANY_SAMPLES:
         return SCALE
     fitted, others = torch.from_numpy(np.random.default_rng(seed).permutation(n)[: n // 5]).chunk(2)
     # The schedule of all samples, whatever the size of the part.
     schedule = _usual_schedule(len(fitted), samples.x.shape[1], len(fitted), classes)
     own = Samples(*(part[fitted] for part in samples))
-    start = first_bases(*own, classes, dim, seed)
+    start = first_bases(*own, classes, min(dim, PILOT_DIM), seed)
     wrong = []
     for scale in (SCALE, LARGE_SCALE):
         model = Subspaces(start, scale)
