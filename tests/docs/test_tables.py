@@ -141,6 +141,30 @@ def test_the_readme_shows_four_of_these_rows():
     assert {row.split(" | ")[-1] for row in rows[1:]} == {"fewer errors |", "more errors |", "no clear difference |"}
 
 
+def test_what_is_said_of_the_probes_was_measured():
+    measured = comparing.results(loaded("probes.json"))
+    sets = list(dict.fromkeys(name for name, _, _ in measured))
+    assert len(sets) == 7
+
+    def verdicts(rival, *sizes):
+        pairs = [(measured[n, size, rivals.CAPSULE], measured[n, size, rival]) for n in sets for size in sizes]
+        return [comparing.verdict(comparing.compare(ours, theirs)) for ours, theirs in pairs]
+
+    assert set(verdicts(rivals.LOGISTIC, "all")) == {"fewer errors"}
+    assert "more errors" not in verdicts(rivals.MLP, "all") + verdicts(rivals.LOGISTIC, "5", "20")
+    few = verdicts(rivals.MLP, "5", "20")
+    sentences = {i for i, name in enumerate(name for name in sets for _ in "ab") if name in ("banking77", "clinc150")}
+    assert {i for i, text in enumerate(few) if text == "more errors"} < sentences
+    assert few.count("more errors") == 3
+    fits = {rival: [measured[name, "all", rival].fit for name in sets] for rival in (rivals.CAPSULE, rivals.MLP)}
+    assert all(ours < theirs for ours, theirs in zip(*fits.values(), strict=True))
+    ratios = [fit / measured[n, "all", rivals.LOGISTIC].fit for n, fit in zip(sets, fits[rivals.CAPSULE], strict=True)]
+    assert max(ratios) <= 2.5
+    for name in sets[3:]:
+        ours, theirs = (measured[name, "all", rival].calibration for rival in (rivals.CAPSULE, rivals.LOGISTIC))
+        assert ours > theirs
+
+
 def test_what_is_said_of_scores_on_frozen_features_was_measured():
     rows = loaded("out_of_scope.json")["rows"]
     pairs = list(loaded("out_of_scope.json")["sets"])
