@@ -13,7 +13,7 @@ from typing import Any
 from cappronet.reporting import Table
 from cappronet.training import results
 from cappronet.training.recipe import Recipe
-from experiments.benchmarks import against, estimator, head, overhead, scale_sampling, scale_tables, step
+from experiments.benchmarks import against, estimator, head, large_fit, overhead, scale_sampling, scale_tables, step
 from experiments.probes import tables as probes
 from experiments.reproduction import tables
 from experiments.reproduction.conditions import conditions_table
@@ -75,6 +75,7 @@ TABLES: Mapping[str, tuple[str, str, Callable[..., str]]] = {
     "first_steps": ("quickstart", "first_steps", lambda content: first_steps.table(content).markdown()),
     "steps": ("benchmarks", "training_benchmark", lambda content: step.table(content).markdown()),
     "estimator": ("embeddings", "estimator_benchmark", lambda content: estimator.table(content).markdown()),
+    "large-fit": ("embeddings", "large_fit", lambda content: large_fit.table(content).markdown()),
     "probes": ("probes", "probes", lambda content: probes.compared_table(content).markdown()),
     "probes-all": ("../README", "probes", _probes_from_all),
     "probes-costs": ("probes", "probes", lambda content: probes.all_table(content).markdown()),
