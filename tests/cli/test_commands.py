@@ -61,6 +61,10 @@ def refused(done):
     return lines[0]
 
 
+# One worker trains what these tests use.
+with_a_run = pytest.mark.xdist_group("finished run")
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A finished run of the default model."""
@@ -119,7 +123,7 @@ def test_options_override_the_recipe_and_the_effective_one_is_saved(tmp_path):
     assert Run(tmp_path / "out").recipe == expected
 
 
-LONG = ["--accelerator", "cpu", "--epochs", "5", "--train-size", "600", "--batch-size", "60", "--flip"]
+LONG = ["--accelerator", "cpu", "--epochs", "5", "--train-size", "300", "--batch-size", "60", "--flip"]
 
 
 def begun(folder):
@@ -220,7 +224,7 @@ def test_compare_prints_a_table_and_keeps_what_is_done(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_comparison_resumes(tmp_path, number):
-    command = ["compare", "--epochs", "4", "--train-size", "600", "--seeds", "2", "--heads", "capsule",
+    command = ["compare", "--epochs", "4", "--train-size", "300", "--seeds", "2", "--heads", "capsule",
                "--backbones", "resnet8", "--jobs", "1", "--folder", tmp_path / "all"]  # fmt: skip
     process = started(*command)
     wait_for(process, lambda: list(tmp_path.glob("all/*/checkpoint.pt")))
@@ -312,6 +316,7 @@ def test_signals_to_the_group_end_a_probe_in_one_line(tmp_path, number):
 
 
 @pytest.mark.slow
+@with_a_run
 def test_evaluate_measures_what_training_measured(run):
     done = cappronet("evaluate", run)
     assert done.returncode == 0, done.stderr
@@ -330,6 +335,7 @@ def test_evaluate_measures_what_training_measured(run):
 
 
 @pytest.mark.slow
+@with_a_run
 def test_evaluate_measures_out_of_distribution_detection(run, tmp_path):
     Image.fromarray(torch.randint(256, (9, 9, 3), dtype=torch.uint8).numpy()).save(tmp_path / "a.png")
     for name in ("train/x", "train/y", "test/x"):
@@ -348,6 +354,7 @@ def test_evaluate_measures_out_of_distribution_detection(run, tmp_path):
 
 
 @pytest.mark.slow
+@with_a_run
 def test_predict_names_the_class_of_an_image(run, tmp_path):
     digits = load_dataset("digits").test
     right, files = 0, []
@@ -367,6 +374,7 @@ def test_predict_names_the_class_of_an_image(run, tmp_path):
 
 
 @pytest.mark.slow
+@with_a_run
 def test_predict_refuses_what_is_no_image(run, tmp_path):
     (tmp_path / "text.png").write_text("no image")
     assert "text.png" in refused(cappronet("predict", run, tmp_path / "text.png"))

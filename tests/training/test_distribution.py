@@ -7,25 +7,22 @@ import sys
 import pytest
 from safetensors.torch import load_file
 
-COMMAND = [
-    sys.executable,
-    "-m",
-    "cappronet.cli",
-    "train",
-    "--accelerator",
-    "cpu",
-    "--epochs",
-    "1",
-    "--flip",
-    "--padding",
-    "1",
-]
+from cappronet.cli import app
+
+TRAIN = ["train", "--accelerator", "cpu", "--epochs", "1", "--flip", "--padding", "1"]
+COMMAND = [sys.executable, "-m", "cappronet.cli", *TRAIN]
 
 
-def trained(folder, *options):
-    """The weights that a run of the command ends with."""
+def trained_by_one(folder, *options):
+    """The weights that a run of the command ends with, in this process."""
+    app([*TRAIN, "--run", str(folder), *options], result_action="return_value")
+    return load_file(folder / "model.safetensors")
+
+
+def trained_by_two(folder, *options):
+    """The same in two others."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [*COMMAND, "--run", str(folder), *options]
+    command = [*COMMAND, "--run", str(folder), "--devices", "2", *options]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return load_file(folder / "model.safetensors")
@@ -43,8 +40,8 @@ def trained(folder, *options):
     ],
 )
 def test_two_processes_train_as_one(tmp_path, strategy, model):
-    one = trained(tmp_path / "one", *model)
-    two = trained(tmp_path / "two", *model, "--devices", "2", "--strategy", strategy)
+    one = trained_by_one(tmp_path / "one", *model)
+    two = trained_by_two(tmp_path / "two", *model, "--strategy", strategy)
     assert one.keys() == two.keys()
     for name in one:
         assert (one[name] - two[name]).abs().max() <= 1e-5, name
