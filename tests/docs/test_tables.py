@@ -152,6 +152,23 @@ def test_what_is_said_of_the_probes_was_measured():
 
     assert set(verdicts(rivals.LOGISTIC, "all")) == {"fewer errors"}
     assert "more errors" not in verdicts(rivals.MLP, "all") + verdicts(rivals.LOGISTIC, "5", "20")
+    first = [
+        measured[name, size, rival] for size in "12" for name in sets[:5] for rival in (rivals.LOGISTIC, rivals.MLP)
+    ]
+    ours = [measured[r.row.data, r.row.backbone, rivals.CAPSULE] for r in first]
+    assert "more errors" not in map(comparing.verdict, map(comparing.compare, ours, first))
+    uneven = {
+        rival: [
+            comparing.verdict(comparing.compare(*(measured[name, "imbalanced", r] for r in (rivals.CAPSULE, rival))))
+            for name in sets[:5]
+        ]
+        for rival in both
+    }
+    assert [name for name, text in zip(sets, uneven[rivals.LOGISTIC], strict=False) if text != "fewer errors"] == [
+        "cifar10-mobilenet_v2"
+    ]
+    assert uneven[rivals.LOGISTIC].count("more errors") == 1
+    assert uneven[rivals.MLP].count("more errors") == 2
     few = verdicts(rivals.MLP, "5", "20")
     sentences = {i for i, name in enumerate(name for name in sets for _ in "ab") if name in ("banking77", "clinc150")}
     assert {i for i, text in enumerate(few) if text == "more errors"} < sentences
