@@ -152,9 +152,8 @@ def test_what_is_said_of_the_probes_was_measured():
 
     assert set(verdicts(rivals.LOGISTIC, "all")) == {"fewer errors"}
     assert "more errors" not in verdicts(rivals.MLP, "all") + verdicts(rivals.LOGISTIC, "5", "20")
-    first = [
-        measured[name, size, rival] for size in "12" for name in sets[:5] for rival in (rivals.LOGISTIC, rivals.MLP)
-    ]
+    both = (rivals.LOGISTIC, rivals.MLP)
+    first = [measured[name, size, rival] for size in "12" for name in sets[:5] for rival in both]
     ours = [measured[r.row.data, r.row.backbone, rivals.CAPSULE] for r in first]
     assert "more errors" not in map(comparing.verdict, map(comparing.compare, ours, first))
     uneven = {
