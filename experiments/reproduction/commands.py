@@ -54,6 +54,10 @@ Pictures = Annotated[Path, Parameter(help="Where the pictures are written.")]
 Jobs = Annotated[
     int | None, Parameter(help="Runs at the same time, with one thread each. By default one per core, one on a GPU.")
 ]
+Compile = Annotated[
+    bool,
+    Parameter(negative="", help="Compile the networks: faster after some seconds. On CPUs it needs a C++ compiler."),
+]
 Accelerator = Annotated[
     str, Parameter(help="Where to train: auto, cpu, cuda, mps. auto is the CPU, except at the scale of the paper.")
 ]
@@ -69,6 +73,7 @@ class RunOptions:
     folder: Folder = RUNS
     output: Output = RESULTS
     jobs: Jobs = None
+    compile: Compile = False
     accelerator: Accelerator = "auto"
 
 
@@ -247,7 +252,7 @@ def _run(table: str, scale: Scale, runs: RunOptions, files: Mapping[str, str], c
     require("scipy.stats", "train")  # needed for the intervals at the end: better to fail now
     from experiments.reproduction.running import run_table
 
-    entries = read_entries(table, scale, seeds=runs.seeds, only=runs.only or (), files=files)
+    entries = read_entries(table, scale, seeds=runs.seeds, only=runs.only or (), files=files, compiled=runs.compile)
     hardware = _hardware(scale, runs.accelerator, cache)
     with progress_bar(console) as report:
         run_table(

@@ -8,7 +8,7 @@ of the paper are in `results/paper.toml`, those at the scale of two CPU cores in
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -80,6 +80,7 @@ def read_entries(
     seeds: int | None = None,
     only: Sequence[str] = (),
     files: Mapping[str, str] = MappingProxyType({}),
+    compiled: bool = False,
 ) -> list[Entry]:
     """The entries of a table.
 
@@ -89,11 +90,14 @@ def read_entries(
         seeds: runs of each entry, instead of what the table asks for.
         only: words; an entry is kept if its recipe or head contains one of them.
         files: by the name of a dataset or of pretrained weights, a file to read them from.
+        compiled: train compiled networks.
     """
     content = tomllib.loads(TABLES[scale].read_text(encoding="utf-8"))
     if table not in content:
         raise ValueError(f"there is no {table} at the scale {scale!r}; it has {', '.join(content)}")
     entries = [entry for row in content[table] for entry in _entries_of(row, scale, seeds, files)]
+    if compiled:
+        entries = [replace(entry, recipe=entry.recipe.changed(compile=True)) for entry in entries]
     chosen = [
         entry
         for entry in entries
