@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from scipy.special import softmax
 from sklearn.base import clone
 from sklearn.datasets import load_digits
 from sklearn.exceptions import NotFittedError
@@ -38,7 +39,7 @@ CONTRACT = [
 # What classifiers that earlier versions pickled do not have.
 OF_THIS_VERSION = (
     *("hidden_size", "dropout", "early_stopping", "validation_fraction", "n_iter_no_change", "tol", "verbose"),
-    *("_feature_mean", "_feature_weight"),
+    *("_feature_mean", "_feature_weight", "_calibration"),
 )
 
 
@@ -152,6 +153,51 @@ def test_a_large_scale_is_chosen_where_classes_share_almost_everything(monkeypat
     own = np.hstack([np.zeros((4, 20)), rng.standard_normal((4, 10))])[y]
     assert CapsuleClassifier().fit(x + 0.02 * own, y).scale_ == 100
     assert CapsuleClassifier().fit(x + 0.2 * own, y).scale_ == 25
+
+
+def noisy(n, seed):
+    """Blobs in 100 dimensions of which three tenths have the label of another class: no one can be sure of any."""
+    rng = np.random.default_rng(seed)
+    y = rng.integers(4, size=n)
+    x = 2 * np.eye(4, 100)[y] + rng.standard_normal((n, 100))
+    return x, np.where(rng.random(n) < 0.3, (y + rng.integers(1, 4, size=n)) % 4, y)
+
+
+def test_probabilities_from_many_samples_suit_samples_that_were_not_trained_on(monkeypatch):
+    x, y = noisy(2000, 0)
+    monkeypatch.setattr("cappronet.probing.trained.CALIBRATION_STEP", 4)
+    settings = {"epochs": 40, "scale": 100.0}
+    plain = CapsuleClassifier(**settings).fit(x, y)
+    assert plain.scale_ == 100
+    monkeypatch.setattr("cappronet.probing.trained.MANY_SAMPLES", 2000)
+    calibrated = CapsuleClassifier(**settings).fit(x, y)
+    x_test, y_test = noisy(4000, 1)
+    losses = [log_loss(y_test, model.predict_proba(x_test)) for model in (plain, calibrated)]
+    by_hand = lengths_by_bases(calibrated._features(x_test), calibrated.bases_)
+    best = min(log_loss(y_test, softmax(s * by_hand, axis=1)) for s in np.geomspace(0.1, 100, 60))
+    assert losses[1] < losses[0] / 2
+    assert losses[1] < best + 0.01
+
+
+def test_a_calibrated_classifier_goes_on_training_with_its_own_scale(monkeypatch):
+    x, y = noisy(2000, 0)
+    monkeypatch.setattr("cappronet.probing.trained.MANY_SAMPLES", 2000)
+    monkeypatch.setattr("cappronet.probing.trained.CALIBRATION_STEP", 4)
+    model = CapsuleClassifier(scale=40.0).fit(x, y)
+    fitted, trained_with = model.scale_, []
+    monkeypatch.setattr(
+        "cappronet.probing.trained.descend", lambda model, *_, **__: trained_with.append(model.scale.item())
+    )
+    model.partial_fit(x[:100], y[:100])
+    assert fitted < 30
+    assert trained_with == [pytest.approx(40)]
+    assert model.scale_ == pytest.approx(fitted)
+
+
+def test_too_few_held_out_samples_leave_the_scale_of_the_training(digits):
+    x, y, _, _ = digits
+    assert CapsuleClassifier(early_stopping=True).fit(x, y).scale_ == 25
+    assert CapsuleClassifier(early_stopping=True, validation_fraction=0.4).fit(x, y).scale_ != 25
 
 
 @pytest.mark.parametrize("solver", ["svd", "gradient"])
@@ -375,12 +421,12 @@ def test_without_a_mean_or_another_class_the_outlier_score_is_the_residual(digit
     np.testing.assert_array_equal(one.outlier_score(x_test), one.residual_score(x_test))
 
 
-def test_small_sets_take_few_steps_and_large_ones_the_same_as_before():
+def test_small_sets_take_few_steps_and_large_ones_few_epochs():
     assert default_schedule(1437, 64, 1437, 10) == (8, 128, 0.02)
     assert default_schedule(1437, 400, 1437, 77) == (27, 256, 0.003)
     assert default_schedule(100, 64, 100, 2) == (150, 100, 0.01)
     assert default_schedule(10_000, 512, 10_000, 10) == (8, 256, 0.01)
-    assert default_schedule(50_000, 512, 50_000, 10) == (6, 256, 0.01)
+    assert default_schedule(50_000, 512, 50_000, 10) == (5, 256, 0.01)
 
 
 def test_padded_rows_change_no_step():

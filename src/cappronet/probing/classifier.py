@@ -77,7 +77,7 @@ class CapsuleClassifier(TrainedSubspaces):
             it with the subspaces. `"auto"` is 25, except for 20,000 samples or more of which the classes share almost
             everything: where 100 makes clearly fewer errors on held-out samples, it is 100.
         energy: svd: the share of the squared length that `"auto"` keeps.
-        epochs: gradient: passes over the features; by default 8, more for few samples and 6 from 20,000 on; with a
+        epochs: gradient: passes over the features; by default 8, more for few samples and 5 from 20,000 on; with a
             hidden layer at least 20.
         batch_size: gradient: samples in a step; by default 256, or all if there are fewer; 128 up to 2,000 samples.
         lr: gradient: the highest learning rate; by default 0.01, and 0.02 with batches of 128; 0.06 / sqrt(d), and at
@@ -106,8 +106,9 @@ class CapsuleClassifier(TrainedSubspaces):
         bases_: orthonormal bases `(L, c, d)` of the subspaces, `(L, c, d + 1)` with an intercept. Where classes differ
             in dimension, c is the largest, and the last rows of the others are zero.
         capsule_dims_: the dimension of each subspace `(L,)`.
-        scale_: probabilities are the softmax of lengths times this: the scale of the training or, in closed form, the
-            one that maximizes the likelihood of held-out samples (every fifth of a class).
+        scale_: probabilities are the softmax of lengths times this, the scale that maximizes the likelihood of held-out
+            samples: in closed form every fifth of a class; by gradient, from 20,000 samples on, about one in 50, which
+            are not trained on, or those of early stopping. With fewer than 500 of them it is the scale of the training.
         mean_: what is subtracted from features `(d,)`, or None.
         intercept_: the constant that is appended to them, or 0 for none.
         hidden_weight_: of the hidden layer `(hidden_size, d)`, `(hidden_size, d + 1)` with an intercept, or None. The
@@ -217,7 +218,8 @@ class CapsuleClassifier(TrainedSubspaces):
 
     def _forget(self) -> None:
         """Forget an earlier fit, of which nothing may remain where this one is interrupted or has no hidden layer."""
-        for name in ("bases_", "hidden_weight_", "hidden_bias_", "n_iter_", "_feature_mean", "_feature_weight"):
+        layer, sums = ("hidden_weight_", "hidden_bias_"), ("_feature_mean", "_feature_weight")
+        for name in ("bases_", *layer, "n_iter_", "_calibration", *sums):
             self.__dict__.pop(name, None)
         self._moments: Floats | None = None
         self._energies: list[Floats] | None = None

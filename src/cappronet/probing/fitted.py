@@ -38,6 +38,8 @@ class FittedSubspaces(TransformerMixin, ClassifierMixin, BaseEstimator):
     _offsets: Floats
     _feature_mean: Floats | None = None
     _feature_weight: float = 0.0
+    # By how much the scale of the probabilities differs from that of the training.
+    _calibration: float = 1.0
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
         """The class with the longest capsule `(n,)`, after the shift by `class_weight`."""

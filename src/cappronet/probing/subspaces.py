@@ -9,7 +9,15 @@ from torch import Tensor
 from cappronet import projection
 from cappronet.probing.descent import Samples, Schedule, Subspaces, descend
 
-__all__ = ["SCALE", "default_dim", "default_schedule", "few_samples_lr", "first_bases", "validated_scale"]
+__all__ = [
+    "MANY_SAMPLES",
+    "SCALE",
+    "default_dim",
+    "default_schedule",
+    "few_samples_lr",
+    "first_bases",
+    "validated_scale",
+]
 
 # Lengths of unit features are multiplied by this before the softmax; docs/decisions.md says why it is fixed.
 SCALE = 25.0
@@ -20,7 +28,7 @@ MANY_SAMPLES, PILOT_DIM = 20_000, 8
 LARGEST_DIM = 16
 LARGEST_BATCH = 256
 # As many epochs as give this many steps, and at least so many; of many samples fewer epochs are as good.
-STEPS, FEWEST_EPOCHS, FEWEST_EPOCHS_OF_MANY = 150, 8, 6
+STEPS, FEWEST_EPOCHS, FEWEST_EPOCHS_OF_MANY = 150, 8, 5
 # The highest learning rate. With fewer than so many samples a class it is divided by the square root of d, because
 # Adam moves every one of the d numbers of a direction by as much.
 LR = 0.01

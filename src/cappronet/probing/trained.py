@@ -22,12 +22,14 @@ from cappronet.probing.descent import (
     hidden_features,
 )
 from cappronet.probing.fitted import FittedSubspaces
-from cappronet.probing.scale import Floats, Integers, rms_length, rows_by_class
-from cappronet.probing.subspaces import SCALE, default_schedule, first_bases, validated_scale
+from cappronet.probing.scale import Floats, Integers, fitted_scale, rms_length, rows_by_class
+from cappronet.probing.subspaces import MANY_SAMPLES, SCALE, default_schedule, first_bases, validated_scale
 from cappronet.reporting import progress_for
 
 __all__ = ["TrainedSubspaces"]
 
+# From MANY_SAMPLES on, one in 50 is held out, about 2,000 at most, for the scale of the probabilities; it takes 500.
+CALIBRATION_STEP, MOST_FOR_CALIBRATION, FEWEST_FOR_CALIBRATION = 50, 2_000, 500
 # New classes are contrasted with the moment of about this many samples, and with the lengths of about so many.
 SAMPLES_FOR_MOMENT, SAMPLES_FOR_LENGTH = 10_000, 1_000
 
@@ -52,11 +54,8 @@ class TrainedSubspaces(FittedSubspaces):
     _trained: tuple[Floats, float] | None
 
     def _fit_by_gradient(self, prepared: Floats, codes: Integers, weights: Floats) -> None:
-        """Choose the scale, start from the means of the classes, and train."""
-        held_out = np.zeros_like(weights)
-        if self.early_stopping:
-            for _, rows in rows_by_class(codes):
-                held_out[rows] = held_out_weights(prepared[rows], weights[rows], 1 / self.validation_fraction)
+        """Choose the scale, start from the means of the classes, train, and calibrate the probabilities."""
+        held_out = self._held_out(prepared, codes, weights)
         schedule, seed = self._schedule((weights - held_out)[weights > held_out]), self._seed()
         factor = self._factor(prepared, weights)
         samples = _samples(factor, prepared, codes, weights - held_out, _precision(held_out < weights, schedule))
@@ -70,15 +69,39 @@ class TrainedSubspaces(FittedSubspaces):
         if self.scale == "auto" and self.hidden_size is None:
             scale = validated_scale(samples, L, c, seed)
         bases = list(first_bases(x, samples.y, samples.weights, L, c, seed).double().numpy())
-        self._train(bases, samples, factor, scale, schedule, seed, others)
-        self._note(self._hidden(prepared), codes, weights)
+        self._train(bases, samples, factor, scale, schedule, seed, others if self.early_stopping else None)
+        features = self._hidden(prepared)
+        self._calibrate(features, codes, held_out)
+        self._note(features, codes, weights)
+
+    def _held_out(self, prepared: Floats, codes: Integers, weights: Floats) -> Floats:
+        """How much of the weight of each sample is not trained on: for early stopping or, of many, for calibration."""
+        held_out, smallest = np.zeros_like(weights), 0.0
+        if self.early_stopping:
+            step = 1 / self.validation_fraction
+        elif len(codes) >= MANY_SAMPLES:
+            step = smallest = max(CALIBRATION_STEP, len(codes) / MOST_FOR_CALIBRATION)
+        else:
+            return held_out
+        for _, rows in rows_by_class(codes):
+            if weights[rows].sum() >= smallest:
+                held_out[rows] = held_out_weights(prepared[rows], weights[rows], step)
+        return held_out
+
+    def _calibrate(self, features: Floats, codes: Integers, held_out: Floats) -> None:
+        """Fit the scale of the probabilities to the samples that were held out, if there are enough of them."""
+        rows = held_out > 0
+        if held_out.sum() >= FEWEST_FOR_CALIBRATION:
+            lengths = lengths_by_bases(features[rows], self.bases_)
+            self._calibration = fitted_scale(lengths, codes[rows], held_out[rows]) / self.scale_
+            self.scale_ *= self._calibration
 
     def _train_once(self, bases: list[Floats], prepared: Floats, codes: Integers) -> None:
         """One pass over samples, from these bases and the present scale and hidden layer."""
         weights = np.ones(len(codes))
         schedule, factor = self._schedule(weights)._replace(epochs=1), self._factor(prepared, weights)
         samples = _samples(factor, prepared, codes, weights, _precision(weights > 0, schedule))
-        scale = self.scale_ / (factor if self.hidden_size is None else 1)
+        scale = self.scale_ / self._calibration / (factor if self.hidden_size is None else 1)
         self._train(bases, samples, factor, scale, schedule, self._seed())
         self._note(self._hidden(prepared), codes, weights)
 
@@ -110,7 +133,7 @@ class TrainedSubspaces(FittedSubspaces):
                 )
         self.n_iter_ = model.epochs
         self._set_bases(orthonormal(model.bases.detach().double(), self.capsule_dims_))
-        self.scale_ = model.scale.item() if model.learned else scale
+        self.scale_ = self._calibration * (model.scale.item() if model.learned else scale)
         if isinstance(model, HiddenSubspaces):
             self.hidden_weight_ = factor * model.weight.detach().double().numpy()
             self.hidden_bias_ = model.bias.detach().double().numpy()
