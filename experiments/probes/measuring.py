@@ -25,6 +25,8 @@ __all__ = ["FEW", "FOLDS", "TUNING_SAMPLES", "Unit", "choose", "measure", "packe
 
 # Settings are compared in so many folds of up to FEW samples; above, on a fifth of at most TUNING_SAMPLES.
 FOLDS, FEW, TUNING_SAMPLES = 3, 2_500, 10_000
+# A fit that takes fewer CPU seconds than this is repeated so many times, and the median counts.
+SHORT, REPETITIONS = 0.5, 7
 # Predictions of single samples that are timed.
 SINGLE = 20
 # With these a classifier refuses samples that it can't be fitted to, such as one of each class.
@@ -122,7 +124,7 @@ def measure(unit: Unit, draw: int, setting: Setting) -> dict[str, Any]:
     row = {**unit.key, "draw": draw, "setting": dict(setting), "n": len(y)}
     _warm_up(unit.rival)
     try:
-        model, fit_seconds = _timed(lambda: _fit(unit.rival, setting, x, y))
+        model, fit_seconds = _timed_fit(lambda: _fit(unit.rival, setting, x, y))
         predicted, test_seconds = _timed(lambda: model.predict(x_test))
     except REFUSALS as refusal:
         return {**row, "refused": str(refusal).strip().partition("\n")[0]}
@@ -149,6 +151,12 @@ def _timed(work: Callable[[], Any]) -> tuple[Any, float]:
     start = time.process_time()
     result = work()
     return result, time.process_time() - start
+
+
+def _timed_fit(fit: Callable[[], Any]) -> tuple[Any, float]:
+    model, seconds = _timed(fit)
+    repetitions = REPETITIONS if seconds < SHORT else 1
+    return model, statistics.median([seconds, *(_timed(fit)[1] for _ in range(repetitions - 1))])
 
 
 def _single(model: Any, x_test: NDArray[np.float32]) -> float:
