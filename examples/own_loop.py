@@ -1,4 +1,4 @@
-"""The head in your own training loop: scikit-learn's digits, three heads, ten random splits.
+"""The head in your own training loop: scikit-learn's digits, three heads, five random splits.
 
     python examples/own_loop.py
 
@@ -19,7 +19,7 @@ from torch import nn
 
 from cappronet import CapsuleProjection, GroupedNeurons
 
-SPLITS = 10
+SPLITS = 5
 HEADS = {
     "nn.Linear(64, 10)": lambda: nn.Linear(64, 10),
     "GroupedNeurons(64, 10, 4)": lambda: GroupedNeurons(64, 10, 4),

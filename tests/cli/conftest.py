@@ -1,8 +1,20 @@
-"""Commands that end in an error, in the process of the tests: a new one takes seconds to import what it needs."""
+"""Commands in the process of the tests: a new one takes seconds to import what it needs."""
 
 import pytest
 
 from cappronet.cli import app, run_app
+
+
+@pytest.fixture
+def shown(capsys):
+    """A function that runs a command and returns what it printed."""
+
+    def printed(*arguments):
+        capsys.readouterr()
+        app.meta(list(map(str, arguments)), result_action="return_value")
+        return capsys.readouterr().out
+
+    return printed
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from cappronet.cli import app
 from cappronet.cli.shared import folder_name
 from cappronet.data.datasets import load_dataset
 from cappronet.training.recipe import Recipe
@@ -69,13 +70,12 @@ with_a_run = pytest.mark.xdist_group("finished run")
 def run(tmp_path_factory):
     """A finished run of the default model."""
     folder = tmp_path_factory.mktemp("finished") / "run"
-    done = cappronet("train", "--accelerator", "cpu", "--epochs", "8", "--run", folder)
-    assert done.returncode == 0, done.stderr
+    app(["train", "--accelerator", "cpu", "--epochs", "8", "--run", str(folder)], result_action="return_value")
     return folder
 
 
 @pytest.mark.slow
-def test_train_reports_its_error_and_where_everything_is(tmp_path):
+def test_train_reports_its_error_and_where_everything_is(tmp_path, mistake, monkeypatch):
     done = cappronet("train", *QUICK, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "runs" / "digits-resnet8-capsule4-seed0-train-size200-epochs1"
@@ -87,7 +87,8 @@ def test_train_reports_its_error_and_where_everything_is(tmp_path):
     assert f"test error {summary['error']:.2f} %" in shown
     assert "Written to runs/digits-resnet8-capsule4-seed0-train-size200-epochs1" in shown
     before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
-    assert "finished run" in refused(cappronet("train", *QUICK, cwd=tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert "finished run" in mistake("train", *QUICK)
     assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
 
 
@@ -115,10 +116,10 @@ def test_folders_of_many_differences_do_not_collide():
 
 
 @pytest.mark.slow
-def test_options_override_the_recipe_and_the_effective_one_is_saved(tmp_path):
-    (tmp_path / "mine.toml").write_text('backbone = "pixels"\nlr = 0.3\nepochs = 9\nmilestones = [1]\n')
-    done = cappronet("train", "--recipe", "mine.toml", *QUICK, "--head", "linear", "--run", "out", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+def test_options_override_the_recipe_and_the_effective_one_is_saved(tmp_path, shown, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.toml").write_text('backbone = "pixels"\nlr = 0.3\nepochs = 9\nmilestones = [1]\n')
+    shown("train", "--recipe", "mine.toml", *QUICK, "--head", "linear", "--run", "out")
     expected = Recipe(backbone="pixels", lr=0.3, epochs=1, milestones=(1,), head="linear", train_size=200)
     assert Run(tmp_path / "out").recipe == expected
 
@@ -134,7 +135,7 @@ def begun(folder):
 
 
 @pytest.mark.slow
-def test_a_killed_run_resumes_to_the_same_weights(tmp_path):
+def test_a_killed_run_resumes_to_the_same_weights(tmp_path, mistake):
     assert cappronet("train", *LONG, "--run", tmp_path / "whole").returncode == 0
     process = begun(tmp_path / "killed")
     process.kill()
@@ -144,11 +145,11 @@ def test_a_killed_run_resumes_to_the_same_weights(tmp_path):
     assert done.returncode == 0, done.stderr
     whole, killed = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "killed"))
     assert all(whole[name].equal(killed[name]) for name in whole)
-    assert "--run" in refused(cappronet("train", "--resume", tmp_path / "killed"))
+    assert "--run" in mistake("train", "--resume", tmp_path / "killed")
 
 
 @pytest.mark.slow
-def test_a_run_in_progress_keeps_everyone_else_out(tmp_path):
+def test_a_run_in_progress_keeps_everyone_else_out(tmp_path, mistake, shown):
     """Two processes in one folder once left the recipe of the first with the weights of the second."""
     folder = tmp_path / "all" / "resnet8-capsule-seed0"
     process = begun(folder)
@@ -161,14 +162,14 @@ def test_a_run_in_progress_keeps_everyone_else_out(tmp_path):
             ["compare", "--folder", folder.parent, "--backbones", "resnet8", "--heads", "capsule", "--seeds", "1"],
         ]
         for other in others:
-            assert "in progress" in refused(cappronet(*other))
+            assert "in progress" in mistake(*other)
         assert process.poll() is None
         assert (folder / "recipe.toml").read_bytes() == contents
     finally:
         process.kill()
         process.communicate()
-    done = cappronet("train", "--resume", folder, "--accelerator", "cpu")  # the lock went with the process
-    assert done.returncode == 0, done.stderr
+    shown("train", "--resume", folder, "--accelerator", "cpu")  # the lock went with the process
+    assert Run(folder).finished
     assert not [path.name for path in folder.iterdir() if path.name.startswith(".")]
 
 
@@ -194,7 +195,7 @@ def test_control_c_saves_and_says_how_to_resume(tmp_path):
 
 
 @pytest.mark.slow
-def test_compare_prints_a_table_and_keeps_what_is_done(tmp_path):
+def test_compare_prints_a_table_and_keeps_what_is_done(tmp_path, shown, mistake):
     command = ["compare", "--epochs", "2", "--train-size", "300", "--seeds", "2", "--folder", tmp_path / "all",
                "--backbones", "pixels", "--heads", "linear", "--heads", "capsule"]  # fmt: skip
     first = cappronet(*command)
@@ -214,16 +215,16 @@ def test_compare_prints_a_table_and_keeps_what_is_done(tmp_path):
     assert {"comparison.json", "comparison.png"} <= {path.name for path in (tmp_path / "all").iterdir()}
     before = {path: path.stat().st_mtime_ns for folder in folders for path in folder.iterdir()}
     assert "run 4/4" in first.stdout
-    again = cappronet(*command).stdout
+    again = shown(*command)
     assert again.startswith("4 runs, 4 of them finished")
     assert again.partition("\n")[2] == first.stdout[first.stdout.index("digits, 2 epochs") :]
     assert {path: path.stat().st_mtime_ns for folder in folders for path in folder.iterdir()} == before
-    assert "another recipe" in refused(cappronet(*command, "--lr", "0.5"))
+    assert "another recipe" in mistake(*command, "--lr", "0.5")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_comparison_resumes(tmp_path, number):
+def test_an_interrupted_comparison_resumes(tmp_path, number, shown):
     command = ["compare", "--epochs", "4", "--train-size", "300", "--seeds", "2", "--heads", "capsule",
                "--backbones", "resnet8", "--jobs", "1", "--folder", tmp_path / "all"]  # fmt: skip
     process = started(*command)
@@ -234,8 +235,7 @@ def test_an_interrupted_comparison_resumes(tmp_path, number):
     assert "same command" in errors
     assert "Traceback" not in errors
     assert len(list(tmp_path.glob("all/*/recipe.toml"))) == 1  # and no other run was started
-    done = cappronet(*command)
-    assert done.returncode == 0, done.stderr
+    shown(*command)
     assert all(Run(folder).finished for folder in (tmp_path / "all").iterdir() if folder.is_dir())
 
 
@@ -295,10 +295,9 @@ def test_signals_at_any_moment_end_a_comparison_in_one_line(tmp_path, stage, tar
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_to_the_group_end_a_probe_in_one_line(tmp_path, number):
+def test_signals_to_the_group_end_a_probe_in_one_line(tmp_path, number, shown):
     """Its workers, and what ends them, once were hit too, and it waited for them for ever."""
-    embedded = cappronet("embed", "pixels", "-o", tmp_path / "digits")
-    assert embedded.returncode == 0, embedded.stderr
+    shown("embed", "pixels", "-o", tmp_path / "digits")
     process = started(
         "probe", tmp_path / "digits", "--jobs", "2", "--folder", tmp_path / "probe", start_new_session=True
     )
@@ -317,16 +316,15 @@ def test_signals_to_the_group_end_a_probe_in_one_line(tmp_path, number):
 
 @pytest.mark.slow
 @with_a_run
-def test_evaluate_measures_what_training_measured(run):
-    done = cappronet("evaluate", run)
-    assert done.returncode == 0, done.stderr
+def test_evaluate_measures_what_training_measured(run, shown):
+    text = shown("evaluate", run)
     summary = Run(run).summary
-    rows = {line.split("│")[1].strip(): line.split("│")[2].strip() for line in done.stdout.splitlines() if "│" in line}
+    rows = {line.split("│")[1].strip(): line.split("│")[2].strip() for line in text.splitlines() if "│" in line}
     assert rows["accuracy"] == f"{100 - summary['error']:.2f} %"
     assert rows["error"] == f"{summary['error']:.2f} % ({round(3.6 * summary['error'])} of 360)"
-    assert "360 test images" in done.stdout
-    assert ("errors by class" in done.stdout) == (summary["error"] > 0)
-    measured = json.loads(cappronet("evaluate", run, "--json", "--ood", "noise").stdout)
+    assert "360 test images" in text
+    assert ("errors by class" in text) == (summary["error"] > 0)
+    measured = json.loads(shown("evaluate", run, "--json", "--ood", "noise"))
     assert {name: measured[name] for name in ("error", "loss", "condition")} == pytest.approx(
         {name: summary[name] for name in ("error", "loss", "condition")}, rel=1e-3
     )
@@ -336,34 +334,32 @@ def test_evaluate_measures_what_training_measured(run):
 
 @pytest.mark.slow
 @with_a_run
-def test_evaluate_measures_out_of_distribution_detection(run, tmp_path):
+def test_evaluate_measures_out_of_distribution_detection(run, tmp_path, shown, mistake):
     Image.fromarray(torch.randint(256, (9, 9, 3), dtype=torch.uint8).numpy()).save(tmp_path / "a.png")
     for name in ("train/x", "train/y", "test/x"):
         (tmp_path / "data" / name).mkdir(parents=True)
         (tmp_path / "data" / name / "a.png").write_bytes((tmp_path / "a.png").read_bytes())
-    done = cappronet("evaluate", run, "--ood", "noise", "--ood", tmp_path / "data", "--workers", 0)
-    assert done.returncode == 0, done.stderr
-    assert "out-of-distribution images: 2,000 of noise, 1 of" in done.stdout
-    last = done.stdout[done.stdout.index("out-of-distribution images") :]
+    text = shown("evaluate", run, "--ood", "noise", "--ood", tmp_path / "data", "--workers", 0)
+    assert "out-of-distribution images: 2,000 of noise, 1 of" in text
+    last = text[text.index("out-of-distribution images") :]
     rows = {line.split("│")[1].strip(): line.split("│")[2:-1] for line in last.splitlines() if "│" in line}
     assert {"residual, angle", "length energy", "class residual", "max softmax", "mahalanobis", "vim"} <= set(rows)
     assert float(rows["class residual"][0]) > 95  # AUROC of noise
     assert float(rows["class residual"][1]) < 30
-    assert "--classes" in refused(cappronet("evaluate", run, "--ood", "held-out"))
-    assert "did you mean 'cifar10'" in refused(cappronet("evaluate", run, "--ood", "cifar1"))
+    assert "--classes" in mistake("evaluate", run, "--ood", "held-out")
+    assert "did you mean 'cifar10'" in mistake("evaluate", run, "--ood", "cifar1")
 
 
 @pytest.mark.slow
 @with_a_run
-def test_predict_names_the_class_of_an_image(run, tmp_path):
+def test_predict_names_the_class_of_an_image(run, tmp_path, shown):
     digits = load_dataset("digits").test
     right, files = 0, []
     for i in range(6):
         files.append(tmp_path / f"{i}.png")
         Image.fromarray(digits.pixels[i, 0].numpy()).save(files[-1])
-    done = cappronet("predict", run, *files)
-    assert done.returncode == 0, done.stderr
-    for i, line in enumerate(line for line in done.stdout.splitlines() if line.startswith("│")):
+    lines = shown("predict", run, *files).splitlines()
+    for i, line in enumerate(line for line in lines if line.startswith("│")):
         _, _, label, probability, length, angle, residual, _ = (cell.strip() for cell in line.split("│"))
         right += label == str(digits.labels[i].item())
         assert 0 < float(probability) <= 1
@@ -375,9 +371,9 @@ def test_predict_names_the_class_of_an_image(run, tmp_path):
 
 @pytest.mark.slow
 @with_a_run
-def test_predict_refuses_what_is_no_image(run, tmp_path):
+def test_predict_refuses_what_is_no_image(run, tmp_path, mistake):
     (tmp_path / "text.png").write_text("no image")
-    assert "text.png" in refused(cappronet("predict", run, tmp_path / "text.png"))
+    assert "text.png" in mistake("predict", run, tmp_path / "text.png")
 
 
 @pytest.mark.slow
@@ -406,15 +402,13 @@ def npz(path, **changes):
 
 
 @pytest.mark.slow
-def test_an_npz_file_trains(tmp_path):
-    npz(tmp_path / "data.npz")
-    (tmp_path / "digits").mkdir()  # a dataset's name stays its name
-    done = cappronet(
-        "train", "--data", "data.npz", "--backbone", "pixels", "--epochs", "2", "--run", "run", cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stderr
-    assert "capsule c=4 on data," in done.stdout
-    assert "50 test images" in cappronet("evaluate", tmp_path / "run").stdout
+def test_an_npz_file_trains(tmp_path, shown, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    npz("data.npz")
+    Path("digits").mkdir()  # a dataset's name stays its name
+    text = shown("train", "--data", "data.npz", "--backbone", "pixels", "--epochs", "2", "--run", "run")
+    assert "capsule c=4 on data," in text
+    assert "50 test images" in shown("evaluate", "run")
     assert json.loads((tmp_path / "run" / "config.json").read_text())["num_classes"] == 10
 
 

@@ -73,24 +73,28 @@ def measured(path):
 
 
 class Training:
-    """Trains runs in this process, which is quicker for tiny ones, and notes their folders."""
+    """Trains runs in this process, which is quicker for tiny ones, and notes their folders.
+
+    A run that should be compiled is noted as such and trained as it is: to compile takes far longer than to train.
+    """
 
     def __init__(self):
-        self.folders, self.limit = [], None
+        self.folders, self.compiled, self.limit = [], [], None
 
     def train_all(self, runs, jobs, hardware, report, text):
         for run in runs:
             if len(self.folders) == self.limit:
                 raise InterruptedError("stopped and saved")
-            train(run.recipe, Run(run.folder), hardware)
+            train(run.recipe.changed(compile=False), Run(run.folder), hardware)
             self.folders.append(run.folder.as_posix().removeprefix("runs/reproduce/"))
+            self.compiled.append(run.recipe.compile)
 
     def interrupt(self, count, command, **options):
         """Run a command that is interrupted after so many runs, as by Ctrl-C."""
         self.limit = len(self.folders) + count
         with pytest.raises(InterruptedError):
             command(**options)
-        self.folders, self.limit = [], None
+        self.folders, self.compiled, self.limit = [], [], None
 
 
 @pytest.fixture
@@ -189,6 +193,19 @@ def test_tuning_continues_from_the_result_file(project, training):
 
 
 @pytest.mark.slow
+def test_compiled_networks_are_trained_and_count_as_the_same(project, training):
+    table3(seeds=1, only=["linear"])
+    assert len(training.folders) == 7
+    assert not any(training.compiled)
+    table3(seeds=2, only=["linear"], compile=True)
+    assert training.folders[7:] == ["tiny/linear-seed1"]
+    assert training.compiled[7:] == [True]
+    shutil.rmtree(project / "runs")
+    table3(seeds=2, only=["linear"])
+    assert len(training.folders) == 8
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new", "retrained"),
     [
@@ -275,8 +292,8 @@ def test_a_killed_table_ends_as_one_that_was_not(project, training, monkeypatch)
     assert not others & running().keys()
     done = len(list((project / "a").rglob("summary.json")))
     assert 0 < done < 8
-    subprocess.run([*command, "--folder", "a", "--output", "out-a"], check=True, stdout=subprocess.DEVNULL)
-    table3(only=["capsule"], folder=Path("b"), output=Path("out-b"))
+    for name in ("a", "b"):
+        table3(only=["capsule"], folder=Path(name), output=Path(f"out-{name}"))
     ours, theirs = (measured(project / output / "table3-cpu.json") for output in ("out-a", "out-b"))
     assert ours == theirs
 

@@ -1,35 +1,20 @@
 """Classes spread over two and four processes: every number is that of one process. Each check runs in all of them."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-from heads.sharded_checks import CHECKS
+from heads.sharded_checks import CHECKS, main
+from processes import run_together
 
-pytestmark = pytest.mark.xdist_group("sharding")  # one process starts the others, for all tests
-
-SCRIPT = Path(__file__).with_name("sharded_checks.py")
+pytestmark = pytest.mark.xdist_group("processes")  # one server forks the processes of all tests
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """What each process found, by number of processes; started once for all checks, since importing torch is slow."""
+    """What each process found, by number of processes; started once for all checks."""
     folder = tmp_path_factory.mktemp("sharding")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     for world in (2, 4):
-        command = [sys.executable, str(SCRIPT)]
-        processes = [
-            subprocess.Popen([*command, str(rank), str(world), str(folder)], env=environment) for rank in range(world)
-        ]
-        try:
-            for process in processes:
-                process.wait(timeout=300)
-        finally:
-            for process in processes:
-                process.kill()
+        run_together(main, world, folder)
     return {
         world: [json.loads((folder / f"results-{world}-{rank}.json").read_text()) for rank in range(world)]
         for world in (2, 4)

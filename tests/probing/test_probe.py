@@ -18,6 +18,7 @@ import pytest
 import torch
 from PIL import Image
 
+from cappronet.cli import app
 from cappronet.cli.features import probe as command
 from cappronet.cli.models import evaluate, predict
 from cappronet.data.datasets import load_dataset
@@ -42,20 +43,6 @@ from cappronet.training.run_folder import Run
 QUICK = ["--tries", "2", "--folds", "2"]
 
 
-def cappronet(*arguments, cwd=None):
-    program = [sys.executable, "-m", "cappronet.cli", *map(str, arguments)]
-    return subprocess.run(program, capture_output=True, text=True, cwd=cwd, timeout=300)
-
-
-def refused(done):
-    """The one line that a user sees of their mistake."""
-    assert done.returncode == 1, done.stdout + done.stderr
-    lines = done.stderr.strip().splitlines()
-    assert len(lines) == 1, done.stderr
-    assert lines[0].startswith("error: ")
-    return lines[0]
-
-
 def arrays(path, n=60, classes=3, d=6, **more):
     """Classes that lie along different axes, easy to tell apart."""
     rng = np.random.default_rng(1)
@@ -72,12 +59,16 @@ def pixels(tmp_path_factory):
     return path
 
 
+# One worker fits what these tests use.
+with_a_probe = pytest.mark.xdist_group("probed")
+
+
 @pytest.fixture(scope="module")
 def probed(pixels, tmp_path_factory):
     """A probe of them by the command: the folder with the model, and what the command showed."""
     folder = tmp_path_factory.mktemp("probed") / "run"
     with redirect_stdout(StringIO()) as shown:
-        command(pixels, folder=folder, tries=2, folds=2)
+        command(pixels, folder=folder, tries=2, folds=2, jobs=1)
     return folder, shown.getvalue()
 
 
@@ -93,6 +84,7 @@ def test_capsules_beat_a_linear_head_on_the_pixels_of_digits(pixels):
     assert isinstance(head[1], CapsuleProjection)
 
 
+@with_a_probe
 def test_the_table_shows_what_the_file_holds(probed):
     folder, shown = probed
     described = json.loads((folder / "probe.json").read_text())
@@ -113,6 +105,7 @@ def shown_error(output):
     return re.search(r"│ error +│ +([\d.]+) %", output)[1]
 
 
+@with_a_probe
 def test_evaluate_measures_the_error_that_the_table_shows(probed, capsys):
     folder, _ = probed
     evaluate(folder)
@@ -125,6 +118,7 @@ def test_evaluate_measures_the_error_that_the_table_shows(probed, capsys):
     assert float(re.search(r"│ cross-entropy +│ +([\d.]+) nats", shown)[1]) == pytest.approx(summary["loss"], abs=5e-5)
 
 
+@with_a_probe
 def test_predict_classifies_an_image(probed, tmp_path, monkeypatch, capsys):
     folder, _ = probed
     digits = load_dataset("digits")
@@ -140,6 +134,7 @@ def test_predict_classifies_an_image(probed, tmp_path, monkeypatch, capsys):
     assert [int(name) for name in re.findall(r"\.png +│ (\d) ", shown)] == expected
 
 
+@with_a_probe
 def test_a_folder_that_exists_is_left_alone(pixels, probed):
     folder, _ = probed
     before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
@@ -149,7 +144,8 @@ def test_a_folder_that_exists_is_left_alone(pixels, probed):
 
 
 @pytest.mark.slow
-def test_a_csv_with_a_second_one_of_test_samples_becomes_a_model_that_evaluates(tmp_path):
+def test_a_csv_with_a_second_one_of_test_samples_becomes_a_model_that_evaluates(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     digits, names = load_dataset("digits"), ["zero", "one", "two"]
     for name, images in (("train.csv", digits.train), ("test.csv", digits.test)):
         with (tmp_path / name).open("w", newline="") as file:
@@ -159,21 +155,21 @@ def test_a_csv_with_a_second_one_of_test_samples_becomes_a_model_that_evaluates(
                 if label < 3:
                     writer.writerow([*image, names[label]])
     command = ["probe", "train.csv", "--test", "test.csv", "--heads", "linear", "--heads", "capsule", *QUICK]
-    done = cappronet(*command, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    folder = tmp_path / "runs" / "probe-train"
+    app(command, result_action="return_value")
+    folder = Path("runs/probe-train")
     summary = Run(folder).summary
     assert summary["backbone"] == "features"
-    done = cappronet("evaluate", folder, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert shown_error(done.stdout) == f"{summary['error']:.2f}"
+    capsys.readouterr()
+    app(["evaluate", str(folder)], result_action="return_value")
+    assert shown_error(capsys.readouterr().out) == f"{summary['error']:.2f}"
     model = CapProNet.from_pretrained(folder)
     assert model.config["classes"] == ["one", "two", "zero"]
     with torch.no_grad():
         predicted = model(digits.test.pixels[digits.test.labels == 2].flatten(1).float()).argmax(-1)
     assert (predicted == 1).double().mean() > 0.9
-    Image.new("L", (8, 8)).save(tmp_path / "a.png")
-    assert "takes features 64 wide" in refused(cappronet("predict", folder, tmp_path / "a.png"))
+    Image.new("L", (8, 8)).save("a.png")
+    with pytest.raises(ValueError, match="takes features 64 wide"):
+        app(["predict", str(folder), "a.png"], result_action="return_value")
 
 
 def test_without_test_samples_the_error_is_cross_validated(tmp_path, monkeypatch, capsys):
@@ -392,6 +388,7 @@ def test_many_samples_are_compared_on_a_fifth_and_the_best_head_is_fitted_to_all
     assert head.weight.equal(again.weight)
 
 
+@with_a_probe
 def test_the_folder_describes_the_probe_and_not_a_training(probed):
     folder, _ = probed
     files = {"README.md", "config.json", "environment.json", "model.safetensors", "probe.json", "summary.json"}
@@ -405,6 +402,7 @@ def test_the_folder_describes_the_probe_and_not_a_training(probed):
     assert Run.open(folder).selection == Selection("digits")
 
 
+@with_a_probe
 def test_a_probe_folder_of_earlier_versions_still_evaluates(probed, tmp_path, capsys):
     folder, _ = probed
     old = tmp_path / "old"

@@ -1,11 +1,6 @@
-"""What `test_resharding.py` runs in each process of a stage: resume from the stage before, train, save.
+"""What `test_resharding.py` runs in each process of a stage: resume from the stage before, train, save."""
 
-Started as `resharding_steps.py RANK WORLD STAGE FOLDER`, with 1, 2 or 4 processes.
-"""
-
-import sys
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,7 +16,7 @@ from cappronet.models import hub
 from cappronet.models.shared_files import write_weights_together
 from cappronet.training.sharded_head import read_state, take_apart, write_state
 
-D, STEPS = 6, 20
+D, STEPS = 6, 8
 SIZES = (7, 10, 1000)
 SOLVERS = ("cholesky", "hyperpower")
 
@@ -43,7 +38,7 @@ def optimizer_of(network):
 
 
 def run_stage(stage, folder, classes, solver):
-    """20 steps, sharded, from the state that the stage before has written."""
+    """Some steps, sharded, from the state that the stage before has written."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     network = network_of(classes, solver)
     shard_classes(network.head, mesh)
@@ -107,7 +102,3 @@ def main(rank, world, stage, folder):
     save_model(folder / f"model-{stage}", 10)
     check_failed_write(folder)
     leave_together()
-
-
-if __name__ == "__main__":
-    main(*map(int, sys.argv[1:4]), Path(sys.argv[4]))

@@ -1,21 +1,16 @@
 """Training that resumes on another number of processes, as `--shard-head` does: one, two, four, and one again."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
+from processes import run_together
 from safetensors.torch import load_file
-from training.resharding_steps import SIZES, SOLVERS, STEPS, D, batch, network_of, optimizer_of
+from training.resharding_steps import SIZES, SOLVERS, STEPS, D, batch, main, network_of, optimizer_of
 
 from cappronet import CapProNet
 
-pytestmark = pytest.mark.xdist_group("resharding")  # one process starts the others, for all tests
+pytestmark = pytest.mark.xdist_group("processes")  # one server forks the processes of all tests
 
-SCRIPT = Path(__file__).with_name("resharding_steps.py")
 WORLDS = (1, 2, 4, 1)
 
 
@@ -23,17 +18,8 @@ WORLDS = (1, 2, 4, 1)
 def folder(tmp_path_factory):
     """What the stages have written, each with its own number of processes."""
     folder = tmp_path_factory.mktemp("resharding")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     for stage, world in enumerate(WORLDS):
-        command = [sys.executable, str(SCRIPT)]
-        words = [str(world), str(stage), str(folder)]
-        processes = [subprocess.Popen([*command, str(rank), *words], env=environment) for rank in range(world)]
-        try:
-            codes = [process.wait(timeout=300) for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-        assert codes == [0] * world, f"stage {stage}"
+        assert run_together(main, world, stage, folder) == [0] * world, f"stage {stage}"
     return folder
 
 
