@@ -1,9 +1,11 @@
 # Everything runs in .venv, which these targets make and fill: `make test` and `make demo` need python3 and nothing else.
-# Tests run in two processes with one thread each: with more, the threads of both would wait for the same cores.
+# Tests run in two processes with one thread each: with more, the threads of both would wait for the same cores. They start
+# hundreds of others, which import the package sooner if its compiled files may be kept.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --quiet --numprocesses 2 --dist loadgroup
 
 .PHONY: help install style quick test demo docs reference format clean
 
@@ -26,10 +28,10 @@ style: $(READY) ## check style, imports and types
 	$(BIN)/mypy --no-error-summary
 
 quick: style ## style, imports, types and the fast tests, in under two minutes
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quiet --numprocesses 2 --dist loadgroup -m "not slow"
+	$(PYTEST) -m "not slow"
 
 test: style ## style, imports, types and all tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quiet --numprocesses 2 --dist loadgroup
+	$(PYTEST)
 
 demo: $(READY) ## compare capsule, grouped and linear heads on digits
 	$(BIN)/cappronet compare

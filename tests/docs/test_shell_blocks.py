@@ -20,8 +20,8 @@ PAGES = {
 }
 # Installation is another test's; here the package is there.
 BEFORE = ("git clone", "pip install")
-# What would take minutes is made short.
-SHORT = {"compare": ["--epochs", "1", "--seeds", "1", "--jobs", "1"]}
+# What would take long is made short.
+SHORT = {"compare": ["--epochs", "1", "--seeds", "1", "--jobs", "1"], "probe": ["--tries", "2", "--folds", "2"]}
 
 
 def commands(page):

@@ -16,6 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
+from cappronet.cli import app
 from cappronet.cli.features import embed as command
 from cappronet.data.batches import Batches
 from cappronet.data.datasets import load_dataset
@@ -190,13 +191,10 @@ def test_an_interrupted_call_resumes_to_the_same_bytes(run, embedded, tmp_path, 
 
 
 @pytest.mark.slow
-def test_a_killed_process_resumes_to_the_same_bytes(run, tmp_path):
-    def start(path):
-        program = [sys.executable, "-m", "cappronet.cli", "embed", str(run), "--train-size", "600"]
-        program += ["--batch-size", "3", "-o", str(path)]
-        return subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-    process = start(tmp_path / "killed")
+def test_a_killed_process_resumes_to_the_same_bytes(run, tmp_path, capsys):
+    command = ["embed", str(run), "--train-size", "600", "--batch-size", "3", "-o"]
+    program = [sys.executable, "-m", "cappronet.cli", *command, str(tmp_path / "killed")]
+    process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     growing = tmp_path / "killed.part" / "x_train.npy"
     deadline = time.monotonic() + 120
     while not growing.exists() or growing.stat().st_size < 20 * 256:
@@ -208,10 +206,8 @@ def test_a_killed_process_resumes_to_the_same_bytes(run, tmp_path):
     assert not (tmp_path / "killed").exists()
     assert growing.stat().st_size < 600 * 256
     for name in ("killed", "whole"):
-        process = start(tmp_path / name)
-        shown, errors = process.communicate(timeout=120)
-        assert process.returncode == 0, errors
-        assert "600 training and 360 test features of 64 numbers" in shown
+        app([*command, str(tmp_path / name)], result_action="return_value")
+        assert "600 training and 360 test features of 64 numbers" in capsys.readouterr().out
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
 
 

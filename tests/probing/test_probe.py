@@ -395,7 +395,7 @@ def test_the_folder_describes_the_probe_and_not_a_training(probed):
     assert {file.name for file in folder.iterdir()} == files
     described = json.loads((folder / "probe.json").read_text())
     assert Selection.from_dict(described["data"]) == Selection("digits")
-    assert described["plan"] == {"heads": list(PROBE_HEADS), "folds": 2, "tries": 2, "seed": 0, "jobs": None}
+    assert described["plan"] == {"heads": list(PROBE_HEADS), "folds": 2, "tries": 2, "seed": 0, "jobs": 1}
     card = (folder / "README.md").read_text()
     assert "How the head was fitted" in card
     assert "backbone_dropout" not in card
