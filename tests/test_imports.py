@@ -5,6 +5,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 import cappronet
 
 PACKAGE = Path(cappronet.__file__).parent
@@ -30,6 +32,7 @@ print(sorted(new))
     assert done.stdout.strip() == "['cappronet']"
 
 
+@pytest.mark.slow
 def test_the_layer_needs_torch_and_nothing_else():
     code = """
 import sys, torch
@@ -49,6 +52,7 @@ def test_help_does_not_import_torch():
     assert done.stdout.strip() == "False"
 
 
+@pytest.mark.slow
 def test_training_imports_nothing_that_it_does_not_use():
     """Lightning Fabric would import torchmetrics, and with it torchvision and transformers."""
     code = """

@@ -13,6 +13,7 @@ from cappronet.training.recipe import Recipe
 from experiments.robustness.files import KINDS, damaged_files
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.filterwarnings("ignore")  # of Pillow and NumPy, about what is strange in a file
 def test_damaged_files_are_refused_in_one_line_or_read(tmp_path, kind):

@@ -85,6 +85,7 @@ def test_digits_are_those_of_scikit_learn():
     assert (pixels.double() / 15).view(-1, 64).numpy().tolist() == features.tolist()
 
 
+@pytest.mark.slow
 def test_digits_need_neither_scikit_learn_nor_torchvision_nor_the_network():
     code = """
 import socket, sys

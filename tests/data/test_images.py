@@ -68,6 +68,7 @@ def test_anything_but_a_regular_file_is_refused_before_it_is_opened(tmp_path, ki
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_damaged_tiff_is_one_line_and_pillow_says_nothing_else(tmp_path):
     """Pillow warns of strange tags, and logs an error of its own."""
     Image.new("RGB", (12, 12)).save(tmp_path / "a.tif")

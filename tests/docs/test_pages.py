@@ -9,8 +9,9 @@ from tools.reference import PAGE, command_reference
 
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))]
+SLOW = "docs/quickstart.md-0"  # it trains a network
 BLOCKS = [
-    pytest.param(block, id=f"{page}-{number}")
+    pytest.param(block, id=f"{page}-{number}", marks=[pytest.mark.slow] if f"{page}-{number}" == SLOW else [])
     for page in PAGES
     for number, block in enumerate(re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL))
 ]

@@ -95,6 +95,7 @@ def test_every_rival_has_the_same_budget():
     assert set(counts.values()) == {6}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RIVALS)
 def test_every_rival_can_be_fitted_and_measured(name, folder, monkeypatch):
     monkeypatch.setattr(rivals, "EXACT_KERNEL", 100)  # so that all samples take Nystroem's way

@@ -183,6 +183,7 @@ def test_the_study_tunes_trains_and_times(inline, tmp_path):
     assert again == content
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_continues_after_its_last_epoch(tmp_path):
     contestant = Contestant("tiny", "small capsule network", TINY.changed(optimizer="adamw", lr=1e-3, epochs=3))
     whole = Plan(contestant, tmp_path, lr=1e-3)

@@ -131,6 +131,7 @@ def test_the_recorded_heads_rebuild_a_model_by_hand(tmp_path):
     assert fresh.config.capsule_heads == model.config.capsule_heads
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:'pin_memory'")
 def test_checkpoints_of_the_trainer_resume_and_load(tmp_path):
     pytest.importorskip("accelerate")

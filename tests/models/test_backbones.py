@@ -302,6 +302,7 @@ def test_torchvision_does_not_match_torch(message, expected, tmp_path, monkeypat
         create_backbone("resnet18")
 
 
+@pytest.mark.slow
 def test_ours_need_neither_timm_nor_torchvision():
     code = """
 import sys

@@ -677,6 +677,7 @@ def test_lengths_of_many_samples_come_in_batches(digits, monkeypatch):
     np.testing.assert_allclose(model.decision_function(x_test), lengths_by_bases(unit, model.bases_), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_package_loads_without_torch_and_a_missing_sklearn_is_explained():
     code = """
 import sys

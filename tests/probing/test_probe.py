@@ -59,8 +59,9 @@ def pixels(tmp_path_factory):
     return path
 
 
-# One worker fits what these tests use.
-with_a_probe = pytest.mark.xdist_group("probed")
+def with_a_probe(test):
+    """Slow, and in one worker, which fits what these tests use."""
+    return pytest.mark.slow(pytest.mark.xdist_group("probed")(test))
 
 
 @pytest.fixture(scope="module")

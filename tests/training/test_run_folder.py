@@ -236,6 +236,7 @@ def test_an_unfinished_run_has_no_summary(tmp_path):
         _ = run.summary
 
 
+@pytest.mark.slow
 def test_a_package_installed_inside_another_repository_has_no_commit(tmp_path):
     """An environment in the folder of someone's project: its commit says nothing about this package."""
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@example.org"]
