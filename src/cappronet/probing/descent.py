@@ -37,11 +37,19 @@ ALIGNMENT, LARGE = 16, 100_000
 
 
 class Samples(NamedTuple):
-    """Features `(n, d)` as the subspaces take them, their classes `(n,)` from 0, and what each counts `(n,)`."""
+    """Features `(n, d)` as the subspaces take them, their classes `(n,)` from 0, and what each counts `(n,)`.
+
+    A sample of weight 0 is in the batches and changes nothing: of many samples, that takes less than a copy of the
+    others.
+    """
 
     x: Tensor
     y: Tensor
     weights: Tensor
+
+    def weighted(self) -> "Samples":
+        """Those that have a weight."""
+        return self if self.weights.all() else Samples(*(part[self.weights > 0] for part in self))
 
 
 class Schedule(NamedTuple):

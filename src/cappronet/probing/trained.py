@@ -58,8 +58,10 @@ class TrainedSubspaces(FittedSubspaces):
         held_out = self._held_out(prepared, codes, weights)
         schedule, seed = self._schedule((weights - held_out)[weights > held_out]), self._seed()
         factor = self._factor(prepared, weights)
-        samples = _samples(factor, prepared, codes, weights - held_out, _precision(held_out < weights, schedule))
-        others = _samples(factor, prepared, codes, held_out, samples.x.numpy().dtype) if held_out.any() else None
+        dtype = _precision(held_out < weights, schedule)
+        samples, others = _samples(factor, prepared, codes, weights - held_out, dtype), None
+        if self.early_stopping and held_out.any():
+            samples, others = samples.weighted(), _samples(factor, prepared, codes, held_out, dtype).weighted()
         x, L = samples.x, len(self.classes_)
         if self.hidden_size is not None:
             self._start_hidden_layer(prepared, weights, seed)
@@ -69,7 +71,7 @@ class TrainedSubspaces(FittedSubspaces):
         if self.scale == "auto" and self.hidden_size is None:
             scale = validated_scale(samples, L, c, seed)
         bases = list(first_bases(x, samples.y, samples.weights, L, c, seed).double().numpy())
-        self._train(bases, samples, factor, scale, schedule, seed, others if self.early_stopping else None)
+        self._train(bases, samples, factor, scale, schedule, seed, others)
         features = self._hidden(prepared)
         self._calibrate(features, codes, held_out)
         self._note(features, codes, weights)
@@ -188,9 +190,7 @@ def _precision(fitted: NDArray[np.bool_], schedule: Schedule) -> type[np.floatin
 
 
 def _samples(factor: float, prepared: Floats, codes: Integers, weights: Floats, dtype: Any) -> Samples:
-    """The samples that have a weight, their features multiplied by the factor, as tensors."""
-    if not weights.all():
-        prepared, codes, weights = prepared[weights > 0], codes[weights > 0], weights[weights > 0]
+    """The samples, their features multiplied by the factor, as tensors: where nothing changes, without a copy."""
     features = prepared if factor == 1 else factor * prepared
     x = torch.from_numpy(features.astype(dtype, copy=False))
     return Samples(x, torch.from_numpy(codes), torch.from_numpy(weights))
