@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import warnings
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -36,6 +37,7 @@ from cappronet.probing.embedding import embed
 from cappronet.probing.folder import save
 from cappronet.probing.settings import PROBE_HEADS, Amount, ProbeOptions, Setting, first_settings
 from cappronet.probing.splitting import TUNING_SAMPLES, Split
+from cappronet.probing.workers import Workers
 from cappronet.reporting import silent
 from cappronet.training.recipe import Recipe
 from cappronet.training.run_folder import Run
@@ -308,6 +310,16 @@ def test_processes_give_the_results_of_one_process(pixels):
     two, other = probe(in_memory, ProbeOptions(jobs=2, **budget))
     assert [(row.wrong, row.validated) for row in one] == [(row.wrong, row.validated) for row in two]
     assert all(a.equal(b) for a, b in zip(head.state_dict().values(), other.state_dict().values(), strict=True))
+
+
+def test_a_worker_that_is_started_anew_is_no_news():
+    def report(*_):
+        warnings.warn("A worker stopped while some jobs were given to the executor.", stacklevel=1)
+        warnings.warn("another warning", stacklevel=1)
+
+    with pytest.warns(UserWarning, match="another warning") as shown, Workers(1, 1, report) as workers:
+        assert workers.run(max, [(1, 2)]) == [2]
+    assert not [warning for warning in shown if "worker stopped" in str(warning.message)]
 
 
 @pytest.mark.slow

@@ -60,11 +60,15 @@ class Workers:
 
 @contextmanager
 def _closing(outputs: Generator[Any, None, None]) -> Iterator[Iterator[Any]]:
-    """End the tasks that are left when the caller stops, without joblib's warning that there were some."""
-    try:
-        yield outputs
-    finally:
-        with warnings.catch_warnings():
+    """End the tasks that are left when the caller stops, without joblib's warning that there were some.
+
+    Nor does joblib warn of a worker that it starts anew because it has loaded large features.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "A worker stopped while some jobs", UserWarning)
+        try:
+            yield outputs
+        finally:
             warnings.simplefilter("ignore", UserWarning)
             outputs.close()
 
