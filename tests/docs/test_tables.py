@@ -152,22 +152,17 @@ def test_what_is_said_of_the_probes_was_measured():
 
     assert set(verdicts(rivals.LOGISTIC, "all")) == {"fewer errors"}
     assert "more errors" not in verdicts(rivals.MLP, "all") + verdicts(rivals.LOGISTIC, "5", "20")
-    both = (rivals.LOGISTIC, rivals.MLP)
-    first = [measured[name, size, rival] for size in "12" for name in sets[:5] for rival in both]
-    ours = [measured[r.row.data, r.row.backbone, rivals.CAPSULE] for r in first]
-    assert "more errors" not in map(comparing.verdict, map(comparing.compare, ours, first))
-    uneven = {
-        rival: [
-            comparing.verdict(comparing.compare(*(measured[name, "imbalanced", r] for r in (rivals.CAPSULE, rival))))
-            for name in sets[:5]
-        ]
-        for rival in both
-    }
-    assert [name for name, text in zip(sets, uneven[rivals.LOGISTIC], strict=False) if text != "fewer errors"] == [
-        "cifar10-mobilenet_v2"
-    ]
-    assert uneven[rivals.LOGISTIC].count("more errors") == 1
-    assert uneven[rivals.MLP].count("more errors") == 2
+    hundred = verdicts(rivals.LOGISTIC, "100")
+    assert (hundred.count("fewer errors"), hundred.count("more errors")) == (2, 1)
+    assert hundred[sets.index("cifar10-lite0")] == "more errors"
+    assert "more errors" not in verdicts(rivals.MLP, "1", "2", "100")
+    fewest = verdicts(rivals.LOGISTIC, "1", "2")
+    assert fewest[-4:] == ["more errors"] * 4  # CIFAR-100
+    assert "more errors" not in fewest[:-4]
+    uneven = verdicts(rivals.LOGISTIC, "imbalanced")
+    assert (uneven.count("fewer errors"), uneven.count("more errors")) == (4, 1)
+    assert uneven[sets.index("cifar10-mobilenet_v2")] == "more errors"
+    assert verdicts(rivals.MLP, "imbalanced").count("more errors") == 3
     few = verdicts(rivals.MLP, "5", "20")
     sentences = {i for i, name in enumerate(name for name in sets for _ in "ab") if name in ("banking77", "clinc150")}
     assert {i for i, text in enumerate(few) if text == "more errors"} < sentences
