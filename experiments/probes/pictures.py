@@ -15,8 +15,17 @@ __all__ = ["draw_probes", "relative_errors"]
 
 # The colours of the rivals that matter most; others are grey, and logistic regression has that of text.
 COLOURS = {MLP: BLUE, "RBF": GREEN, TUNED_CAPSULE: ORANGE, CAPSULE: VERMILION}
-# Where the names are of points that are close to each other.
-NAMES = {CAPSULE: ((0, 7), "center"), TUNED_CAPSULE: ((0, -14), "center")}
+# Where the names are of points that are close to others: to the left, to the right or below.
+LEFT, RIGHT, BELOW = ((-7, -3), "right"), ((7, -3), "left"), ((0, -15), "center")
+NAMES = {
+    CAPSULE: LEFT,
+    LOGISTIC: LEFT,
+    "cosine": LEFT,
+    TUNED_CAPSULE: RIGHT,
+    MLP: RIGHT,
+    "RBF": RIGHT,
+    "grouped neurons": BELOW,
+}
 # Where the axes have numbers: few enough not to overlap.
 RATIOS = (0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 3, 5)
 SECONDS = tuple(digit * 10.0**power for power in range(-4, 4) for digit in (1, 2, 5))
