@@ -1,15 +1,33 @@
 """Processes that work together, forked from one that has imported torch: importing it in each takes seconds."""
 
+import json
 import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
 
-# Modules of functions that tests run in processes.
-PRELOADED = ["heads.sharded_checks", "training.resharding_steps"]
+
+def run_together(function, *stages):
+    """Call `function(rank, world, ...)` in as many processes, for one stage `(world, ...)` after the other.
+
+    Returns:
+        The exit codes of the processes of each stage.
+    """
+    done = subprocess.run(
+        [sys.executable, __file__],
+        input=pickle.dumps((function, stages)),
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        check=True,
+        timeout=600,
+    )
+    return json.loads(done.stdout.splitlines()[-1])
 
 
-def run_together(function, world, *arguments):
-    """Call `function(rank, world, *arguments)` in as many processes, and return their exit codes."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
+def forked(function, world, *arguments):
+    """The exit codes of the processes of one stage."""
+    context = multiprocessing.get_context("fork")
     processes = [context.Process(target=function, args=(rank, world, *arguments)) for rank in range(world)]
     try:
         for process in processes:
@@ -20,3 +38,9 @@ def run_together(function, world, *arguments):
     finally:
         for process in processes:
             process.kill()
+
+
+if __name__ == "__main__":
+    called, planned = pickle.load(sys.stdin.buffer)  # which imports the module of the function
+    codes = [forked(called, *stage) for stage in planned]
+    sys.stdout.write(f"\n{json.dumps(codes)}\n")

@@ -6,15 +6,14 @@ import pytest
 from heads.sharded_checks import CHECKS, main
 from processes import run_together
 
-pytestmark = pytest.mark.xdist_group("processes")  # one server forks the processes of all tests
+pytestmark = pytest.mark.xdist_group("sharding")  # one worker starts the processes, for all tests
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """What each process found, by number of processes; started once for all checks."""
     folder = tmp_path_factory.mktemp("sharding")
-    for world in (2, 4):
-        run_together(main, world, folder)
+    run_together(main, (2, folder), (4, folder))
     return {
         world: [json.loads((folder / f"results-{world}-{rank}.json").read_text()) for rank in range(world)]
         for world in (2, 4)

@@ -9,7 +9,7 @@ from training.resharding_steps import SIZES, SOLVERS, STEPS, D, batch, main, net
 
 from cappronet import CapProNet
 
-pytestmark = pytest.mark.xdist_group("processes")  # one server forks the processes of all tests
+pytestmark = pytest.mark.xdist_group("resharding")  # one worker starts the processes, for all tests
 
 WORLDS = (1, 2, 4, 1)
 
@@ -18,8 +18,8 @@ WORLDS = (1, 2, 4, 1)
 def folder(tmp_path_factory):
     """What the stages have written, each with its own number of processes."""
     folder = tmp_path_factory.mktemp("resharding")
-    for stage, world in enumerate(WORLDS):
-        assert run_together(main, world, stage, folder) == [0] * world, f"stage {stage}"
+    codes = run_together(main, *((world, stage, folder) for stage, world in enumerate(WORLDS)))
+    assert codes == [[0] * world for world in WORLDS]
     return folder
 
 
