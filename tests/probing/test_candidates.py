@@ -35,7 +35,7 @@ def probabilities_of(head, x):
 
 def test_the_first_capsule_setting_is_the_default_classifier(digits):
     x, y = digits
-    amount = Amount(len(y), x.shape[1], 10, smallest=40)
+    amount = Amount(len(y), x.shape[1], 10, fewest=400)
     (setting,) = first_settings("capsule", 1, amount)
     classifier = CapsuleClassifier().fit(x, y)
     head = fit(setting, *tensors(x, y), 10)

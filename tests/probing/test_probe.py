@@ -19,6 +19,7 @@ import pytest
 import torch
 from PIL import Image
 
+import cappronet
 from cappronet.cli import app
 from cappronet.cli.features import probe as command
 from cappronet.cli.models import evaluate, predict
@@ -200,7 +201,7 @@ def test_nearest_neighbours_alone_leave_no_model(tmp_path, monkeypatch, capsys):
     ("change", "options", "message"),
     [
         ({"y": np.zeros(60, int)}, {}, "single class, '0'"),
-        ({"y": np.arange(60) // 59}, {}, "class '1' of a.npz has 1 training samples, too few for 5 folds"),
+        ({"y": np.arange(60)}, {}, "every class of a.npz has a single training sample, so none can be held out"),
         ({}, {"heads": ["svm"]}, "'svm' to probe with, expected one of linear, logistic, mlp, knn, group, capsule"),
         ({}, {"folds": 1}, "folds must be at least 2"),
         ({}, {"tries": 0}, "must be at least 1, got 0"),
@@ -221,12 +222,14 @@ def test_a_mistake_is_one_line(tmp_path, monkeypatch, change, options, message):
 
 @pytest.mark.parametrize("head", PROBE_HEADS)
 def test_settings_are_different_and_fit_the_features(head):
-    amount = Amount(samples=1250, dim=64, classes=10, smallest=100)
+    amount = Amount(samples=1250, dim=64, classes=10, fewest=1000)
     settings = first_settings(head, 12, amount)
     assert len(set(settings)) == 12
     assert settings[:5] == first_settings(head, 5, amount)
-    small = first_settings(head, 6, Amount(samples=10, dim=3, classes=2, smallest=4))
+    small = first_settings(head, 6, Amount(samples=10, dim=3, classes=2, fewest=8))
     assert all(setting.capsule_dim <= 3 and setting.neighbors <= 4 for setting in small)
+    fewer = first_settings(head, 6, Amount(samples=10, dim=3, classes=5, fewest=5))
+    assert all(setting.neighbors <= 5 for setting in fewer)
 
 
 def test_folds_keep_the_shares_of_the_classes(tmp_path):
@@ -238,7 +241,7 @@ def test_folds_keep_the_shares_of_the_classes(tmp_path):
         assert sorted([*fitted, *others]) == list(range(60))
         assert np.bincount(data.y_train[others]).tolist() == [4, 4, 4]
     assert sorted(np.concatenate([others for _, others in split.folds])) == list(range(60))
-    assert split.smallest == 16
+    assert (split.fewest, split.validated) == (48, 60)
     assert split.held_out is None
     again, other = (Split.of(data, ProbeOptions(folds=5, seed=seed)) for seed in (0, 1))
     assert all(np.array_equal(a, b) for a, b in zip(split.folds[0], again.folds[0], strict=True))
@@ -258,12 +261,37 @@ def test_of_many_samples_some_choose_settings_and_a_fifth_is_never_seen(tmp_path
     assert (y[split.tuning] == 1).sum() >= 20
 
 
-def test_a_class_too_small_to_hold_samples_out_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(splitting, "TUNING_SAMPLES", 50)
-    y = np.r_[0, 0, np.arange(60) % 2 + 1]
-    data = FeatureData(tmp_path, ("rare", "a", "b"), np.zeros((62, 4), np.float32), y)
-    with pytest.raises(ValueError, match=r"'rare'.*2 training samples"):
-        Split.of(data, ProbeOptions(folds=2))
+def test_every_fit_has_all_classes_however_small_they_are(tmp_path, monkeypatch):
+    y = np.r_[0, 1, 1, 2, 2, 2, np.arange(60) % 2 + 3]
+    data = FeatureData(tmp_path, tuple("abcde"), np.zeros((66, 4), np.float32), y)
+    for most in (splitting.TUNING_SAMPLES, 50):
+        monkeypatch.setattr(splitting, "TUNING_SAMPLES", most)
+        split = Split.of(data, ProbeOptions(folds=5))
+        assert (split.held_out is None) == (most > 66)
+        assert len(split.folds) == 5
+        parts = [fitted for fitted, _ in split.folds] + ([] if split.rest is None else [split.rest])
+        assert all(set(y[fitted]) == set(y) for fitted in parts)
+        assert 0 not in y[np.concatenate([others for _, others in split.folds])]
+    assert 0 not in y[split.held_out]
+
+
+@pytest.mark.parametrize(("each", "folds"), [(2, 2), (3, 3), (5, 5), (9, 5)])
+def test_there_are_no_more_folds_than_a_class_has_samples(tmp_path, each, folds):
+    split = Split.of(arrays(tmp_path, n=3 * each), ProbeOptions(folds=5))
+    assert len(split.folds) == folds
+    assert split.validated == 3 * each
+
+
+def test_classes_of_very_different_sizes_are_compared(tmp_path):
+    data = arrays(tmp_path)
+    rows = np.concatenate([np.flatnonzero(data.y_train == label)[:n] for label, n in enumerate((20, 2, 1))])
+    result = cappronet.probe(data.x_train[rows], data.y_train[rows], settings=2, quiet=True)
+    assert [row.count for row in result.rows] == [22] * len(PROBE_HEADS)
+    assert "Classes with a single training sample, on which heads can't be compared: '2'." in result.notes
+    assert "5-fold cross-validation" in result.notes[1]
+    pair = cappronet.probe(data.x_train[:6], data.y_train[:6], quiet=True)
+    assert "2-fold cross-validation" in pair.notes[1]
+    assert pair.predict(data.x_train[:6]).tolist() == data.y_train[:6].tolist()
 
 
 @pytest.mark.parametrize(
@@ -447,7 +475,7 @@ def test_a_probe_folder_of_earlier_versions_still_evaluates(probed, tmp_path, ca
 )
 def test_with_enough_samples_half_of_the_settings_remain_after_each_fold(samples, held_out, settings, rounds):
     folds = [(np.arange(3), np.arange(3))] * 5
-    assert Split(np.arange(samples), folds, 4, held_out).rounds(settings) == rounds
+    assert Split(np.arange(samples), folds, held_out).rounds(settings) == rounds
 
 
 def test_halving_keeps_the_settings_with_the_fewest_errors_so_far(tmp_path, monkeypatch):
@@ -460,7 +488,7 @@ def test_halving_keeps_the_settings_with_the_fewest_errors_so_far(tmp_path, monk
 
     monkeypatch.setattr(comparison, "_wrong_in_fold", wrong_in_fold)
     settings = [Setting("knn", neighbors=k) for k in errors]
-    split = Split(np.arange(2000), [(fold, None) for fold in range(3)], 4)
+    split = Split(np.arange(2000), [(fold, None) for fold in range(3)])
     with comparison.Workers(1, 9, silent) as workers:
         tuned = comparison._tuned(workers, None, split, [settings], split.rounds(4))
     assert calls == [(0, 0), (1, 0), (2, 0), (3, 0), (1, 1), (2, 1), (2, 2)]

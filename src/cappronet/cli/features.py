@@ -130,7 +130,7 @@ def probe(
     test_labels
         The .npy of labels for --test.
     folds
-        Folds of the cross-validation.
+        Folds of the cross-validation; no more than the largest class has samples.
     tries
         Settings tried for each head.
     seed

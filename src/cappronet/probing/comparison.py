@@ -97,7 +97,7 @@ def probe(data: FeatureData, options: ProbeOptions, report: Report = silent) -> 
         A row for each head in the order of the options, and the fitted head of `best_row`, or None if there is none.
     """
     split = Split.of(data, options)
-    amount = Amount(len(data.y_train), data.dim, len(data.classes), split.smallest)
+    amount = Amount(len(data.y_train), data.dim, len(data.classes), split.fewest)
     settings = [first_settings(head, options.settings, amount) for head in options.heads]
     samples = _Samples(data.x_train, data.y_train, data.x_test, data.y_test, len(data.classes), options.seed)
     apart, tested = split.held_out is not None, data.y_test is not None
@@ -107,7 +107,7 @@ def probe(data: FeatureData, options: ProbeOptions, report: Report = silent) -> 
     with Workers(_number_of_jobs(data, options), fits, report) as workers:
         tuned = _tuned(workers, samples, split, settings, rounds)
         chosen = [setting for setting, _ in tuned]
-        validated = [(wrong, len(split.tuning)) for _, wrong in tuned]
+        validated = [(wrong, split.validated) for _, wrong in tuned]
         if split.held_out is not None:
             measured = _measured(workers, samples, chosen, split.rest, split.held_out)
             validated = [(row.wrong, row.count) for row, _ in measured]

@@ -22,7 +22,7 @@ from cappronet.probing.candidates import MOST_ITERATIONS, epochs_and_batch, mode
 from cappronet.probing.comparison import ProbeRow, best_row
 from cappronet.probing.embedding import embedded_selection, rebuild_network
 from cappronet.probing.settings import ProbeOptions, Setting
-from cappronet.probing.splitting import HALVING_SAMPLES, TUNING_SAMPLES
+from cappronet.probing.splitting import HALVING_SAMPLES, TUNING_SAMPLES, number_of_folds
 from cappronet.probing.subspaces import default_schedule
 from cappronet.training.metrics import capsule_statistics
 from cappronet.training.run_folder import Run, environment
@@ -44,7 +44,11 @@ def validated_on(data: FeatureData, options: ProbeOptions) -> str:
     if len(data.y_train) > TUNING_SAMPLES:
         return "a fifth of the training samples, held out"
     halving = ", by successive halving" if len(data.y_train) >= HALVING_SAMPLES else ""
-    return f"{options.folds}-fold cross-validation, which also chose the settings{halving}"
+    return f"{_cross_validation(data, options)}, which also chose the settings{halving}"
+
+
+def _cross_validation(data: FeatureData, options: ProbeOptions) -> str:
+    return f"{number_of_folds(data.y_train, options.folds)}-fold cross-validation"
 
 
 def save(folder: Path, data: FeatureData, rows: list[ProbeRow], head: nn.Module, options: ProbeOptions) -> CapProNet:
@@ -147,7 +151,7 @@ def _fitting(data: FeatureData, setting: Setting, options: ProbeOptions) -> dict
         **_optimization(setting, data),
         "seed": options.seed,
         "settings_compared": options.settings,
-        "chosen_by": f"{options.folds}-fold cross-validation",
+        "chosen_by": _cross_validation(data, options),
     }
 
 

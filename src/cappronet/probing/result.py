@@ -72,6 +72,11 @@ class ProbeResult(Result):
             "Fit s: on one core. ms: for one sample.",
             f"Settings: {', '.join(f'{row.setting.head} ({row.setting.label})' for row in self.rows)}.",
         ]
+        alone = np.flatnonzero(np.bincount(self.data.y_train) == 1)
+        if len(alone):
+            rest = f" and {len(alone) - 1} more" if len(alone) > 1 else ""
+            names = f"{self.data.classes[alone[0]]!r}{rest}"
+            lines.append(f"Classes with a single training sample, on which heads can't be compared: {names}.")
         best = self.best
         lowest = min((row.validated, row.parameters) for row in self.rows)
         if best is None or lowest < (best.validated, best.parameters):
@@ -141,7 +146,7 @@ def probe(
         x_test: features to measure errors on; without them, errors are those of the cross-validation.
         y_test: their labels.
         heads: some of `linear`, `logistic`, `mlp`, `knn`, `group`, `capsule`.
-        folds: of the cross-validation that chooses settings.
+        folds: of the cross-validation that chooses settings; no more than the largest class has samples.
         settings: how many settings each head may choose from.
         seed: decides the folds and the order of samples.
         jobs: processes; by default one for each core, or one if there is little to do.

@@ -19,7 +19,7 @@ class ProbeOptions:
 
     Attributes:
         heads: some of `PROBE_HEADS`.
-        folds: of the cross-validation.
+        folds: of the cross-validation; no more than the largest class has samples.
         settings: how many settings are tried for each head.
         seed: decides the folds and the order of samples.
         jobs: processes; by default one for each core, or one if there is little to do.
@@ -103,13 +103,18 @@ class Amount:
         samples: the number of training samples.
         dim: d, the width of the features.
         classes: L.
-        smallest: the number of samples in the smallest class that a head is fitted to.
+        fewest: the number of samples in the smallest fit of the cross-validation.
     """
 
     samples: int
     dim: int
     classes: int
-    smallest: int
+    fewest: int
+
+    @property
+    def per_class(self) -> int:
+        """How many samples of a class the smallest fit has on average."""
+        return max(1, self.fewest // self.classes)
 
 
 def first_settings(head: str, count: int, amount: Amount) -> list[Setting]:
@@ -141,14 +146,15 @@ def _hidden_layers(_amount: Amount) -> Iterator[Setting]:
 
 
 def _neighbors(amount: Amount) -> Iterator[Setting]:
-    for k in (5, 1, 20, 10, 3, 50, 2, 4):
+    # Of more neighbours than a class has samples, most belong to others: such k come last.
+    for k in sorted((5, 1, 20, 10, 3, 50, 2, 4), key=lambda k: k > amount.per_class):
         for features in ("unit", "plain"):
-            if k <= amount.smallest:
+            if k <= amount.fewest:
                 yield Setting("knn", neighbors=k, features=features)
 
 
 def _groups(amount: Amount) -> Iterator[Setting]:
-    dims = [c for c in (8, 16, 4, 32, 2, 1) if c <= min(amount.dim, amount.smallest)][:4]
+    dims = [c for c in (8, 16, 4, 32, 2, 1) if c <= min(amount.dim, amount.per_class)][:4]
     for lr, decay, features in ((0.03, 0.0, "plain"), (0.01, 1.0, "standard"), (0.1, 0.0, "plain")):
         for c in dims:
             yield Setting("group", c, lr, decay, features)

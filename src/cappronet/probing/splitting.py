@@ -2,7 +2,6 @@
 
 import warnings
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +10,7 @@ from sklearn.model_selection import StratifiedKFold
 from cappronet.data.features import FeatureData
 from cappronet.probing.settings import ProbeOptions
 
-__all__ = ["TUNING_SAMPLES", "Rows", "Split"]
+__all__ = ["HALVING_SAMPLES", "TUNING_SAMPLES", "Rows", "Split", "number_of_folds"]
 
 # Settings are chosen on about this many samples, or on all if there are fewer; every class has at least four a fold.
 TUNING_SAMPLES = 6000
@@ -25,19 +24,29 @@ Rows = NDArray[np.int64]
 class Split:
     """Which training samples serve for what, as indices.
 
+    The only sample of a class is never held out, so that every head is fitted to all classes.
+
     Attributes:
         tuning: the samples that settings are chosen on.
         folds: for each fold, the samples to fit to and those to validate on.
-        smallest: the fewest samples of a class that are fitted to in any fold.
         held_out: of many samples, the fifth that heads are compared on; None if there are fewer.
         rest: all the others of these.
     """
 
     tuning: Rows
     folds: list[tuple[Rows, Rows]]
-    smallest: int
     held_out: Rows | None = None
     rest: Rows | None = None
+
+    @property
+    def validated(self) -> int:
+        """How many samples all folds together are validated on."""
+        return sum(len(others) for _, others in self.folds)
+
+    @property
+    def fewest(self) -> int:
+        """The number of samples that the smallest fit has."""
+        return min(len(fitted) for fitted, _ in self.folds)
 
     def rounds(self, settings: int) -> list[int]:
         """For each fold, how many settings of a head are judged on it.
@@ -54,34 +63,46 @@ class Split:
     @classmethod
     def of(cls, data: FeatureData, options: ProbeOptions) -> "Split":
         y, L = data.y_train, len(data.classes)
-        _check_counts(data, np.bincount(y, minlength=L), options.folds)
+        counts = _checked_counts(data)
         rows = np.random.default_rng(options.seed).permutation(len(y))
         rows = rows[np.argsort(y[rows], kind="stable")]  # class after class, in random order within each
         held_out = rest = None
         if len(rows) > TUNING_SAMPLES:
-            held_out, rest = rows[::5], np.delete(rows, np.s_[::5])
+            apart = (np.arange(len(rows)) % 5 == 0) & (counts[y[rows]] > 1)
+            held_out, rest = rows[apart], rows[~apart]
             rows = rest
         share = min(1.0, TUNING_SAMPLES / len(rows))
         by_class = np.split(rows, np.cumsum(np.bincount(y[rows], minlength=L))[:-1])
         tuning = np.concatenate([own[: max(int(np.ceil(share * len(own))), 4 * options.folds)] for own in by_class])
-        splitter = StratifiedKFold(options.folds, shuffle=True, random_state=options.seed)
-        with warnings.catch_warnings():  # that a class has fewer samples than folds, once a fifth is held out
-            warnings.simplefilter("ignore", UserWarning)
-            folds = [(tuning[fitted], tuning[others]) for fitted, others in splitter.split(tuning, y[tuning])]
-        counts = np.min([np.bincount(y[fitted], minlength=L) for fitted, _ in folds], axis=0)
-        if counts.min() < 1:
-            _check_counts(data, counts + options.folds - 1, options.folds)
-        return cls(tuning, folds, int(counts.min()), held_out, rest)
+        return cls(tuning, _folds(tuning, y, options), held_out, rest)
 
 
-def _check_counts(data: FeatureData, counts: NDArray[Any], folds: int) -> None:
-    """Refuse a single class, and classes that have too few samples for the folds."""
+def number_of_folds(y: Rows, folds: int) -> int:
+    """As many folds as asked for, or as the largest class has samples."""
+    return min(folds, int(np.bincount(y).max()))
+
+
+def _folds(tuning: Rows, y: Rows, options: ProbeOptions) -> list[tuple[Rows, Rows]]:
+    """Stratified folds. A class of fewer samples than folds is validated in as many as it has samples."""
+    alone = np.bincount(y[tuning])[y[tuning]] == 1
+    always, shared = tuning[alone], tuning[~alone]
+    splitter = StratifiedKFold(number_of_folds(y[shared], options.folds), shuffle=True, random_state=options.seed)
+    with warnings.catch_warnings():  # that a class has fewer samples than there are folds
+        warnings.simplefilter("ignore", UserWarning)
+        return [
+            (np.concatenate([shared[fitted], always]), shared[others])
+            for fitted, others in splitter.split(shared, y[shared])
+        ]
+
+
+def _checked_counts(data: FeatureData) -> Rows:
+    """The number of training samples of each class `(L,)`; refuses a single class, and classes of one sample each."""
+    counts = np.bincount(data.y_train, minlength=len(data.classes))
     if len(counts) < 2:
         raise ValueError(f"{data.path} has a single class, {data.classes[0]!r}: expected at least two")
-    smallest = int(counts.argmin())
-    if counts[smallest] < folds:
-        count = int((data.y_train == smallest).sum())
+    if counts.max() < 2:
         raise ValueError(
-            f"class {data.classes[smallest]!r} of {data.path} has {count} training samples, too few for {folds} folds: "
-            "add samples, or use fewer --folds (at least 2)"
+            f"every class of {data.path} has a single training sample, so none can be held out to compare heads on: "
+            "add samples, or fit one head without a comparison, such as CapsuleClassifier()"
         )
+    return counts
