@@ -79,6 +79,7 @@ TABLES: Mapping[str, tuple[str, str, Callable[..., str]]] = {
     "probes": ("probes", "probes", lambda content: probes.compared_table(content).markdown()),
     "probes-all": ("../README", "probes", _probes_from_all),
     "probes-costs": ("probes", "probes", lambda content: probes.all_table(content).markdown()),
+    "probes-rivals": ("probes", "probes", lambda content: probes.rivals_table(content).markdown()),
     "probes-samples": ("probes", "probes", lambda content: probes.samples_table(content).markdown()),
     "fine_tuning": ("timm", "fine_tuning", lambda content: fine_tuning.table(content).markdown()),
     "fixed_features": ("embeddings", "fixed_features", lambda content: fixed_features.table(content).markdown()),

@@ -56,7 +56,7 @@ def probes(
     require("scipy.stats", "train")  # needed for the intervals at the end: better to fail now
     from experiments.probes.running import Plan, check_samples, run, select_rivals
     from experiments.probes.sets import DRAWS, available
-    from experiments.probes.tables import all_table, compared_table, samples_table
+    from experiments.probes.tables import all_table, compared_table, rivals_table, samples_table
 
     sets, missing = available(features, only or ())
     check_samples(samples or ())
@@ -65,7 +65,7 @@ def probes(
         _say(f"Skipped, because --features has no file of them: {', '.join(missing)}")
     with progress_bar(console) as report:
         content = run(plan, output / "probes.json", jobs=jobs, report=report)
-    for table in (all_table(content), samples_table(content), compared_table(content)):
+    for table in (all_table(content), samples_table(content), compared_table(content), rivals_table(content)):
         if table.rows:
             print_table(table, console)
     _say(f"Written to {output / 'probes.json'}")

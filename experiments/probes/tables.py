@@ -9,7 +9,7 @@ from experiments.probes.comparing import Result, Results, compare, results, verd
 from experiments.probes.rivals import CAPSULE, LOGISTIC, MLP, RIVALS, TUNED_CAPSULE
 from experiments.probes.sets import ALL, SETS
 
-__all__ = ["all_table", "compared_table", "samples_table"]
+__all__ = ["all_table", "compared_table", "rivals_table", "samples_table"]
 
 
 def compared_table(content: Mapping[str, Any], samples: str = "") -> Table:
@@ -32,10 +32,21 @@ def compared_table(content: Mapping[str, Any], samples: str = "") -> Table:
     return Table(headings, rows, names=2, title="test error %")
 
 
+def rivals_table(content: Mapping[str, Any]) -> Table:
+    """On how many sets the default makes fewer errors than each rival, no clear difference, and more errors."""
+    measured = results(content)
+    sizes = _sizes(measured)
+    rows: list[tuple[str, ...]] = [
+        (rival, *(_counts(measured, rival, size) for size in sizes)) for rival in RIVALS if rival != CAPSULE
+    ]
+    rows = [row for row in rows if any(row[1:])]
+    return Table(("the default against", *sizes), rows, names=1, title="sets with fewer / as many / more errors")
+
+
 def samples_table(content: Mapping[str, Any]) -> Table:
     """Errors of every rival on every set, a column for each number of samples of each class."""
     measured = results(content)
-    sizes = sorted({key[1] for key in measured}, key=[key[1] for key in _by_size(measured)].index)
+    sizes = _sizes(measured)
     rows = [
         (name, rival, *(_cell(measured.get((name, size, rival))) for size in sizes))
         for name in SETS
@@ -63,10 +74,18 @@ def all_table(content: Mapping[str, Any]) -> Table:
     return Table(headings, rows, names=2, title="all samples; CPU seconds on one thread")
 
 
-def _by_size(measured: Results) -> list[tuple[str, str, str]]:
-    """Keys of the results, by number of samples: those of one set are in order, but not every set has all."""
+def _sizes(measured: Results) -> list[str]:
+    """All numbers of samples of a class in order: those of one set are, but not every set has all."""
     order = {"imbalanced": 10**9, ALL: 10**9 + 1}
-    return sorted(measured, key=lambda key: order.get(key[1]) or int(key[1]))
+    return sorted({key[1] for key in measured}, key=lambda size: order.get(size) or int(size))
+
+
+def _counts(measured: Results, rival: str, size: str) -> str:
+    """In how many sets each verdict holds: `5 / 2 / 0`; nothing where the rival was not measured."""
+    pairs = [(measured.get((name, size, CAPSULE)), measured.get((name, size, rival))) for name in SETS]
+    verdicts = [verdict(compare(ours, theirs)) for ours, theirs in pairs if ours is not None and theirs is not None]
+    counts = (verdicts.count(word) for word in ("fewer errors", "no clear difference", "more errors"))
+    return " / ".join(map(str, counts)) if verdicts else ""
 
 
 def _title(content: Mapping[str, Any], name: str) -> str:

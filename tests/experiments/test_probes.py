@@ -24,7 +24,7 @@ from experiments.probes.record import Record
 from experiments.probes.rivals import CAPSULE, LOGISTIC, MLP, RIVALS, Rival, parameters
 from experiments.probes.running import Plan, run
 from experiments.probes.sets import available, draws, load, rows_of_draw
-from experiments.probes.tables import all_table, compared_table, samples_table
+from experiments.probes.tables import all_table, compared_table, rivals_table, samples_table
 
 ROOT = Path(__file__).parents[2]
 QUICK = [LOGISTIC, "LDA", "k-NN"]
@@ -328,6 +328,7 @@ def test_tables_say_what_was_measured():
     assert compared_table(content, "all").rows == compared.rows[1:]
     assert [cells[1] for cells in samples_table(content).rows] == [LOGISTIC, MLP, CAPSULE]
     assert samples_table(content).headings[2:] == ("5", "all")
+    assert rivals_table(content).rows == [(LOGISTIC, "1 / 0 / 0", "1 / 0 / 0"), (MLP, "0 / 1 / 0", "0 / 1 / 0")]
     every = {cells[1]: cells for cells in all_table(content).rows}
     assert every[LOGISTIC][3] == ""
     assert every[CAPSULE][3].startswith("-7.00 ± ")
