@@ -269,7 +269,7 @@ class _Timer:
         """The text with the time left, estimated since the first report of work that is counted alike."""
         step, now = text.partition("  ")[0], time.monotonic()
         if step != self.step:
-            if not self.step or not (_is_counted(step) and _is_counted(self.step)):
+            if not _counted(step) or _counted(step) != _counted(self.step):
                 self.started, self.first = now, done
             self.step = step
         work, rest = done - self.first, total - done
@@ -286,7 +286,7 @@ class _Lines:
 
     def __init__(self, console: "Console") -> None:
         self.console, self.timer = console, _Timer()
-        self.text, self.printed = "", time.monotonic()
+        self.text, self.shown, self.printed = "", "", time.monotonic()
 
     def report(self, text: str, done: int, total: int) -> None:
         if text.partition("  ")[0] != self.timer.step:
@@ -297,14 +297,16 @@ class _Lines:
 
     def end_step(self) -> None:
         """Print the line of a step that is counted; others are too short to be worth one."""
-        if _is_counted(self.timer.step):
+        if _counted(self.timer.step) and self.text != self.shown:
             self._print()
 
     def _print(self) -> None:
         print_text(self.text, self.console, highlight=False)
         self.console.file.flush()  # a log is read while the job runs
-        self.printed = time.monotonic()
+        self.shown, self.printed = self.text, time.monotonic()
 
 
-def _is_counted(step: str) -> bool:
-    return re.search(r"\d+/\d+$", step) is not None
+def _counted(step: str) -> str:
+    """What a step counts, with its total: `epoch /30` of `epoch 3/30`; nothing where it counts nothing."""
+    found = re.fullmatch(r"(.*?)\d+(/\d+)", step)
+    return found[1] + found[2] if found else ""

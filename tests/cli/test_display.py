@@ -42,6 +42,18 @@ def test_a_log_gets_one_line_for_each_epoch_with_the_time_left(clock):
     ]
 
 
+def test_work_of_another_kind_has_an_estimate_of_its_own(clock):
+    console = Console(file=io.StringIO(), width=80)
+    with progress_bar(console) as report:
+        report("tuning run 1/1", 0, 10)
+        clock[0] += 1000
+        report("tuning run 1/1", 10, 10)
+        report("run 1/2", 0, 20)
+        clock[0] += 10
+        report("run 1/2", 5, 20)
+    assert console.file.getvalue().splitlines() == ["tuning run 1/1  0:00:00 left", "run 1/2  0:00:30 left"]
+
+
 def test_other_work_gets_a_line_a_minute_and_none_if_it_is_short(clock):
     console = Console(file=io.StringIO(), width=80)
     with progress_bar(console) as report:
