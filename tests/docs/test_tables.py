@@ -164,6 +164,24 @@ def test_what_is_said_of_the_probes_was_measured():
     assert (hundred.count("fewer errors"), hundred.count("more errors")) == (2, 1)
     assert hundred[sets.index("cifar10-lite0")] == "more errors"
     assert "more errors" not in verdicts(rivals.MLP, "1", "2", "100")
+    linear_in_few = ("linear SVM", "ridge", "cosine")
+    better = [
+        (rival, i // 2) for rival in linear_in_few for i, v in enumerate(verdicts(rival, "5", "20")) if v[0] == "m"
+    ]
+    assert len(better) == 8
+    assert {sets[i] for _, i in better} == {"cifar10-mobilenet_v2", "cifar100-mobilenet_v2"}
+    for rival in set(rivals.RIVALS) - {
+        rivals.CAPSULE,
+        rivals.LOGISTIC,
+        rivals.MLP,
+        *linear_in_few,
+        rivals.TUNED_CAPSULE,
+    }:
+        assert "more errors" not in verdicts(rival, "5", "20", "100"), rival
+    assert not any("more errors" in verdicts(rival, "100") for rival in (*linear_in_few, rivals.TUNED_CAPSULE))
+    tuned = verdicts(rivals.TUNED_CAPSULE, "5", "20")
+    assert (tuned.count("fewer errors"), tuned.count("more errors"), tuned[0]) == (6, 1, "more errors")
+    assert set(verdicts(rivals.TUNED_CAPSULE, "100", "all")) == {"no clear difference"}
     fewest = verdicts(rivals.LOGISTIC, "1", "2")
     assert fewest[-4:] == ["more errors"] * 4  # CIFAR-100
     assert "more errors" not in fewest[:-4]
