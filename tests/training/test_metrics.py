@@ -52,5 +52,5 @@ def test_predict_restores_the_mode():
     scores, labels = predict(model, batches)
     assert model.training
     assert scores.shape == (3, 2)
-    assert scores[0].equal(scores[2])
+    torch.testing.assert_close(scores[0], scores[2])  # batches of other sizes may be summed in another order
     assert labels.tolist() == [0, 1, 1]
