@@ -25,7 +25,8 @@ def conditions_table(contents: Iterable[Mapping[str, Any]]) -> Table:
     """The capsule head against the linear one in every group of the given tables.
 
     Of several capsule heads, or of several heads with one vector, the one with the lowest validation error of tuning is
-    shown, since to choose by test error would favour them. Without tuning it is the first one with c = 8.
+    shown, since to choose by test error would favour them. Without tuning it is the first one with c = 8. Heads with
+    fewer seeds than others are not considered.
     """
     rows = [row for content in contents for row in content["rows"] if row["errors"]]
     groups = {row["group"]: [other for other in rows if other["group"] == row["group"]] for row in rows}
@@ -56,10 +57,14 @@ def _line(rows: Rows) -> tuple[str, ...] | None:
 
 
 def _selected(rows: Rows) -> Mapping[str, Any] | None:
-    """The best row by validation error, else the first with the paper's capsule dimension, else the first."""
+    """Of the rows with the most seeds the best by validation error, else the first with the paper's c, or at all."""
     if not rows:
         return None
-    return min(rows, key=lambda row: (_validation_error(row), row["recipe"]["capsule_dim"] != CAPSULE_DIM))
+
+    def order(row: Mapping[str, Any]) -> tuple[float, ...]:
+        return -len(row["errors"]), _validation_error(row), row["recipe"]["capsule_dim"] != CAPSULE_DIM
+
+    return min(rows, key=order)
 
 
 def _validation_error(row: Mapping[str, Any]) -> float:

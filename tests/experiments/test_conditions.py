@@ -42,6 +42,11 @@ def test_the_head_that_stands_for_all_is_chosen_by_validation_not_by_test_error(
     assert line["capsule against it"].startswith("-1.25")
 
 
+def test_a_head_with_fewer_seeds_does_not_stand_for_all():
+    linear, early = row("linear", [10.0, 11.0]), row("capsule", [1.0], c=2, validation=[1.0])
+    assert cells(linear, early, row("capsule", [5.0, 6.0], c=4, validation=[2.0]))["capsule head"] == "capsule c=4"
+
+
 def test_without_tuning_the_papers_capsule_dimension_stands_for_all():
     line = cells(row("linear", [10.0, 11.0]), row("capsule", [1.0, 1.1], c=2), row("capsule", [5.0, 6.0], c=8))
     assert line["capsule head"] == "capsule c=8"
