@@ -119,6 +119,9 @@ OUTCOMES = [
             {"backbone": "resnet8"}, LINEAR, C_4, "seed"),
     Outcome("the same, learning rate tuned for each head, on held-out images", "table3-cpu.json",
             {"data": "digits, held-out images"}, LINEAR, ("capsule c=8", "c=8"), "seed"),
+    Outcome("ResNet-8 with 512 features trained end to end on CIFAR-100, learning rate tuned for each head",
+            "end-to-end-cpu.json", {"group": "cifar100-resnet8-d512"}, LINEAR,
+            ("unit capsule c=8, scale 25", "unit c=8, scale 25"), "seed"),
     Outcome("ResNet-8 trained end to end on 5,000 images of CIFAR-10", "table3-cpu.json",
             {"data": "cifar10, 5,000 images"}, LINEAR, C_4, "seed"),
     Outcome("a wide, shallow network on all of CIFAR-10", "table1-cpu.json", {"backbone": "speedrun"}, LINEAR,
@@ -139,6 +142,27 @@ def test_the_readme_shows_four_of_these_rows():
     assert len(rows) == 5
     assert [row for row in rows if row not in complete] == []
     assert {row.split(" | ")[-1] for row in rows[1:]} == {"fewer errors |", "more errors |", "no clear difference |"}
+
+
+def test_what_is_said_of_heads_trained_end_to_end_was_measured():
+    rows = {row["head"]: results.row_from(row) for row in loaded("end-to-end-cpu.json")["rows"] if row["errors"]}
+    linear, unit = rows["linear"], rows["unit capsule c=8, scale 25"]
+
+    def gap(head, other):
+        difference = results.difference(rows[head], other)
+        assert abs(difference.mean) > difference.half_width
+        return round(difference.mean)
+
+    assert gap(unit.head, linear) == -9
+    cosine, grouped = rows["cosine, scale 25"], rows["group c=8"]
+    assert 0.4 < (linear.mean - cosine.mean) / (linear.mean - unit.mean) < 0.6
+    to_cosine = results.difference(unit, cosine)
+    assert -to_cosine.half_width < to_cosine.mean < 0
+    assert round(grouped.errors[0] - linear.errors[0]) == -1
+    losses = {row["head"]: mean(row["train_losses"]) for row in loaded("end-to-end-cpu.json")["rows"] if row["errors"]}
+    order = sorted(losses, key=losses.__getitem__)
+    assert order == sorted(losses, key=lambda head: rows[head].mean)
+    assert losses[order[0]] > 0.5
 
 
 # Classifiers that are farther from the default than grouped neurons and the MLP.
