@@ -165,6 +165,22 @@ def test_what_is_said_of_heads_trained_end_to_end_was_measured():
     assert losses[order[0]] > 0.5
 
 
+def test_what_is_said_of_transfer_was_measured():
+    rows = [row for part in loaded("transfer.json")["parts"] for row in part["rows"]]
+    errors = {}
+    for row in rows:
+        by_seed = errors.setdefault((row["classifier"], row["images"]), {}).setdefault(row["head"], {})
+        by_seed[row["seed"]] = mean(row["errors"])
+    clear = set()
+    for setting, heads in errors.items():
+        for head in ("cosine, scale 25", "unit capsule c=8, scale 25"):
+            gaps = [error - heads["linear"][seed] for seed, error in heads[head].items()]
+            assert mean(gaps) < 0
+            if mean(gaps) + results.interval(gaps) < 0:
+                clear.add((head.split()[0].strip(","), *setting))
+    assert clear == {("cosine", "1-NN", "all"), ("unit", "1-NN", "all"), ("cosine", "logistic regression", "all")}
+
+
 # Classifiers that are farther from the default than grouped neurons and the MLP.
 FARTHER = ("logistic regression", "linear SVM", "LDA", "ridge", "k-NN", "RBF", "cosine", "sub-center")
 
