@@ -388,13 +388,17 @@ def test_five_heads_trained_end_to_end_come_first_and_are_tuned_alike():
 
 def test_recorded_results_of_heads_trained_end_to_end_are_recognized(tmp_path):
     recorded = read_rows(ROOT / "results" / "end-to-end-cpu.json")
-    runs = Finished(tmp_path, recorded).missing_trials(read_entries("end-to-end", "cpu"))
+    entries, finished = read_entries("end-to-end", "cpu"), Finished(tmp_path, recorded)
+    runs = finished.missing_trials(entries)
     missing = {(run.recipe.head_label, run.recipe.lr) for run in runs}
     for row in recorded:
         for trial in row["tries"]:
             if trial["validation_errors"]:
                 assert (row["head"], trial["changes"]["lr"]) not in missing
-    assert ("unit capsule c=8, scale 25, Grassmann step", 0.4) in missing
+    assert len(runs) < len(Finished(tmp_path).missing_trials(entries))
+    outcomes = {entry.label: [finished.outcome(finished.tuned(entry), seed) for seed in range(3)] for entry in entries}
+    for row in recorded:
+        assert [outcome.error for outcome in outcomes[row["head"]] if outcome is not None] == row["errors"]
 
 
 END_TO_END = ("end-to-end", "widths", "superclasses", "tuned-cifar10", "label-noise", "fine-tuned-heads")
