@@ -164,25 +164,30 @@ def _nearest(x: Tensor, y: Tensor, x_test: Tensor) -> Tensor:
     return torch.cat([y[(F.normalize(part) @ directions.mT).argmax(-1)] for part in x_test.split(500)])
 
 
-HEADINGS = ("trained on: asked for", "classifier, images per class", "head", "error %", "networks")
-
-
 def table(content: Mapping[str, Any]) -> Table:
-    """Errors with intervals over networks with different seeds, and the paired difference to the linear head's."""
-    groups: dict[tuple[str, ...], dict[str, dict[int, float]]] = {}
+    """A line for each head, a column for each classifier: errors, and their paired difference to the linear head's.
+
+    Both are means over networks with different seeds.
+    """
+    errors: dict[tuple[str, str], dict[str, dict[int, float]]] = {}
     for row in rows_of(content):
         trained_on = {"end-to-end": "100 classes", "superclasses": "20 superclasses"}[row["trained_on"]]
-        key = (f"{trained_on}: {row['target']}", f"{row['classifier']}, {row['images']}")
-        groups.setdefault(key, {}).setdefault(row["head"], {})[row["seed"]] = sum(row["errors"]) / len(row["errors"])
+        of_head = errors.setdefault((f"{trained_on}: {row['target']}", row["head"]), {})
+        setting = f"{row['classifier']}, {row['images']}"
+        of_head.setdefault(setting, {})[row["seed"]] = sum(row["errors"]) / len(row["errors"])
+    settings = [f"{classifier}, {images}" for images in DRAWS for classifier in CLASSIFIERS]
     lines: list[tuple[str, ...]] = []
-    for setting, heads in groups.items():
-        linear = _summary("linear", heads.get("linear", {}))
-        for head, errors in heads.items():
-            summary = _summary(head, errors)
-            gap = difference_cells(summary, linear if head != "linear" else None)
-            lines.append((*setting, head, error_cell(summary), str(len(errors)), *gap))
-    return Table((*HEADINGS, "difference to linear", "p"), lines, names=3, title="Test error % on frozen features")
+    for (asked, head), measured in sorted(errors.items(), key=lambda item: item[0][0]):
+        linear = errors.get((asked, "linear"), {}) if head != "linear" else {}
+        networks_of_head = str(max(map(len, measured.values())))
+        cells = (_cell(measured.get(setting, {}), linear.get(setting, {})) for setting in settings)
+        lines.append((asked, head, networks_of_head, *cells))
+    headings = ("trained on: asked for", "head", "networks", *settings)
+    return Table(headings, lines, names=2, title="Test error % on frozen features, and difference to the linear head")
 
 
-def _summary(head: str, errors: Mapping[int, float]) -> Row:
-    return Row("", "", head, tuple(errors.values()), 0, 0.0, tuple(errors))
+def _cell(errors: Mapping[int, float], linear: Mapping[int, float]) -> str:
+    """The mean error, with the difference to the linear head's or else with an interval of its own."""
+    summary, control = (Row("", "", "", tuple(part.values()), 0, 0.0, tuple(part)) for part in (errors, linear))
+    gap, _ = difference_cells(summary, control)
+    return f"{summary.mean:.2f} ({gap})" if gap else error_cell(summary)
