@@ -14,8 +14,12 @@ from cappronet.training.results import row_from
 __all__ = ["draw_all", "error_over_dimension", "error_over_epochs", "error_over_trials", "figure_size", "panels"]
 
 Rows = Sequence[Mapping[str, Any]]
-# The colours of the heads that matter most; others are grey. The best of the grouped heads is added to them.
+# The colours of the paper's heads; the best of the grouped heads has blue. Other heads have what is left, if that
+# suffices for all of them or if they are capsules with unit features; else they are grey.
 HIGHLIGHTED = {"capsule c=2": ORANGE, "capsule c=4": VERMILION, "capsule c=8": PINK}
+COLOURS = (GREEN, VERMILION, ORANGE, PINK, BLUE)
+# A line over epochs needs so many points to show more than the table does.
+FEWEST_POINTS = 5
 # How settings of a recipe are called in a picture.
 SETTINGS = {"lr": "learning rate", "weight_decay": "weight decay"}
 
@@ -44,8 +48,8 @@ def figure_size(count: int, columns: int, width: float, height: float) -> tuple[
 
 
 def error_over_epochs(rows: Rows, path: Path) -> bool:
-    """The test error of each head while it trains, mean over seeds; False where it was measured only once."""
-    groups = _grouped([row for row in rows if row["errors"] and len(row["epochs"]) > 1])
+    """The test error of each head while it trains, mean over seeds; False where it was measured a few times only."""
+    groups = _grouped([row for row in rows if row["errors"] and len(row["epochs"]) >= FEWEST_POINTS])
     if not groups:
         return False
 
@@ -100,14 +104,13 @@ def _grouped(rows: Rows) -> list[list[Mapping[str, Any]]]:
 def _colours(rows: Rows, ink: str) -> dict[str, str]:
     """The colours of the heads that are highlighted in a panel, by the name of the head."""
     heads = {row["head"]: row["recipe"] for row in rows}
-    if len(heads) <= 2:
-        return {name: ink if recipe["head"] == "linear" else VERMILION for name, recipe in heads.items()}
-    colours = {"linear": ink} | HIGHLIGHTED
-    colours |= {name: GREEN for name, recipe in heads.items() if recipe["head"] == "capsule" and recipe["normalize"]}
     groups = [row for row in rows if row["recipe"]["head"] == "group"]
-    if groups:
-        colours[min(groups, key=_final_error)["head"]] = BLUE
-    return {name: colour for name, colour in colours.items() if name in heads}
+    named = {"linear": ink} | HIGHLIGHTED | ({min(groups, key=_final_error)["head"]: BLUE} if groups else {})
+    colours = {name: colour for name, colour in named.items() if name in heads}
+    left = [colour for colour in COLOURS if colour not in colours.values()]
+    unit = [name for name, recipe in heads.items() if recipe["head"] == "capsule" and recipe["normalize"]]
+    others = [name for name in heads if name not in colours and name not in unit]
+    return colours | dict(zip(unit + others if len(unit + others) <= len(left) else unit, left, strict=False))
 
 
 def _final_error(row: Mapping[str, Any]) -> float:

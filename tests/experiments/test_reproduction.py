@@ -17,7 +17,7 @@ from cappronet.training import comparison
 from cappronet.training.loop import train
 from cappronet.training.recipe import Recipe
 from cappronet.training.run_folder import Run
-from experiments.reproduction import commands, entries
+from experiments.reproduction import commands, entries, figures
 from experiments.reproduction.commands import RunOptions, figure1, figure2, pictures, table1, table2
 from experiments.reproduction.entries import read_entries
 from experiments.reproduction.outcomes import Finished, read_rows
@@ -483,10 +483,27 @@ def test_figures_are_drawn_from_a_step_and_a_run(project, training):
     assert training.folders == ["tiny/capsule2-seed0"]  # the result file has its settings
 
 
+def head_row(name, **recipe):
+    settings = {"head": name.split()[0], "normalize": False, **recipe}
+    return {"head": name, "recipe": settings, "errors": [1.0], "tries": []}
+
+
+def test_every_head_has_a_colour_of_its_own_while_there_are_enough():
+    unit = [head_row(f"unit capsule c={c}", head="capsule", normalize=True) for c in (1, 8)]
+    few = [head_row("linear"), head_row("cosine"), head_row("group c=8"), *unit]
+    colours = figures._colours(few, "black")
+    assert colours.keys() == {row["head"] for row in few}
+    assert len(set(colours.values())) == len(few)
+    many = [*few, *(head_row(f"capsule c={c}") for c in (2, 4, 8)), head_row("weightnorm")]
+    colours = figures._colours(many, "black")
+    assert colours.keys() == {"linear", "group c=8", "capsule c=2", "capsule c=4", "capsule c=8", "unit capsule c=1"}
+    assert len(set(colours.values())) == len(colours)
+
+
 @pytest.mark.slow
 def test_pictures_are_drawn_from_result_files(tmp_path):
     pictures(results=ROOT / "results", output=tmp_path)
-    tables = ("table1-cpu-epochs", *(f"table3-cpu-{x}" for x in ("epochs", "c", "tuning")))
+    tables = ("table1-cpu-epochs", *(f"table3-cpu-{x}" for x in ("epochs", "c", "tuning")), "end-to-end-cpu-tuning")
     names = ("figure1", "compare_digits", "probes", *tables)
     check_pictures(tmp_path, *names)
     drawn = {path.stem.removesuffix("-dark") for path in tmp_path.iterdir()}
