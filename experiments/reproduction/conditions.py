@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from cappronet.reporting import Table
-from cappronet.training.results import Difference, difference, row_from
+from cappronet.training.results import difference, row_from
 from experiments.reproduction.tables import error_cell
 
 __all__ = ["conditions_table"]
 
 HEADINGS = (
-    *("data", "backbone", "learning rates", "linear, error %", "capsule head", "error % of it", "against linear"),
-    *("outcome", "one vector for each class", "capsule against it"),
+    *("condition", "capsules against linear", "against one vector for each class"),
+    *("linear, error %", "capsules, error %"),
 )
 CAPSULE_DIM = 8  # the paper's choice, which stands for a group whose heads were not tuned
 VECTOR_HEADS = ("cosine", "weightnorm")
@@ -24,47 +24,38 @@ Rows = Sequence[Mapping[str, Any]]
 def conditions_table(contents: Iterable[Mapping[str, Any]]) -> Table:
     """The capsule head against the linear one in every group of the given tables.
 
-    Of several capsule heads, or of several heads with one vector, the one with the lowest validation error of tuning is
-    shown, since to choose by test error would favour them. Without tuning it is the first one with c = 8. Heads with
-    fewer seeds than others are not considered.
+    Of several capsule heads, cosine heads or heads with weight normalization, the one with the lowest validation error
+    of tuning is shown, since to choose by test error would favour them. Without tuning it is the first one with c = 8.
+    Heads with fewer seeds than others are not considered.
     """
     rows = [row for content in contents for row in content["rows"] if row["errors"]]
     groups = {row["group"]: [other for other in rows if other["group"] == row["group"]] for row in rows}
     lines = [_line(group) for group in groups.values()]
-    return Table(HEADINGS, [line for line in lines if line is not None], names=3)
+    return Table(HEADINGS, [line for line in lines if line is not None], names=len(HEADINGS))
 
 
 def _line(rows: Rows) -> tuple[str, ...] | None:
-    linear = _selected([row for row in rows if row["recipe"]["head"] == "linear"])
-    capsule = _selected([row for row in rows if row["recipe"]["head"] == "capsule"])
-    vector = _selected([row for row in rows if row["recipe"]["head"] in VECTOR_HEADS])
+    linear, capsule = _selected(rows, "linear"), _selected(rows, "capsule")
+    vectors = [row for row in (_selected(rows, head) for head in VECTOR_HEADS) if row is not None]
     if linear is None or capsule is None:
         return None
-    gap = difference(row_from(dict(capsule)), row_from(dict(linear)))
-    to_vector = difference(row_from(dict(capsule)), row_from(dict(vector))) if vector is not None else None
+    rates = "a learning rate for each head" if len({row["recipe"]["lr"] for row in rows}) > 1 else "one learning rate"
     return (
-        capsule["data"],
-        capsule["backbone"],
-        "one for each head" if len({row["recipe"]["lr"] for row in rows}) > 1 else "the same",
-        error_cell(row_from(dict(linear))),
-        capsule["head"],
-        error_cell(row_from(dict(capsule))),
-        _shown(gap),
-        _outcome(gap),
-        vector["head"] if vector is not None else "",
-        _shown(to_vector),
+        f"{capsule['data']}, {capsule['backbone']}, {rates}",
+        _against(capsule, linear),
+        "; ".join(f"{vector['head']}: {_against(capsule, vector)}" for vector in vectors),
+        _unbroken(error_cell(row_from(dict(linear)))),
+        f"{capsule['head']}: {_unbroken(error_cell(row_from(dict(capsule))))}",
     )
 
 
-def _selected(rows: Rows) -> Mapping[str, Any] | None:
-    """Of the rows with the most seeds the best by validation error, else the first with the paper's c, or at all."""
-    if not rows:
-        return None
+def _selected(rows: Rows, head: str) -> Mapping[str, Any] | None:
+    """Of its rows with the most seeds the best by validation error, else the first with the paper's c, or at all."""
 
     def order(row: Mapping[str, Any]) -> tuple[float, ...]:
         return -len(row["errors"]), _validation_error(row), row["recipe"]["capsule_dim"] != CAPSULE_DIM
 
-    return min(rows, key=order)
+    return min((row for row in rows if row["recipe"]["head"] == head), key=order, default=None)
 
 
 def _validation_error(row: Mapping[str, Any]) -> float:
@@ -72,14 +63,15 @@ def _validation_error(row: Mapping[str, Any]) -> float:
     return min((statistics.mean(of_trial) for of_trial in errors if of_trial), default=math.inf)
 
 
-def _shown(gap: Difference | None) -> str:
-    return f"{gap.mean:+.2f} ± {gap.half_width:.2f}" if gap is not None else ""
-
-
-def _outcome(gap: Difference | None) -> str:
-    """Whether the 95 % interval of the difference excludes zero."""
+def _against(capsule: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """The paired difference to another head, and whether its 95 % interval excludes zero."""
+    gap = difference(row_from(dict(capsule)), row_from(dict(other)))
     if gap is None:
         return "one seed"
-    if abs(gap.mean) <= gap.half_width:
-        return "tie"
-    return "capsule wins" if gap.mean < 0 else "linear wins"
+    winner = "tie" if abs(gap.mean) <= gap.half_width else "capsules win" if gap.mean < 0 else f"{other['head']} wins"
+    return _unbroken(f"{winner}, {gap.mean:+.2f} ± {gap.half_width:.2f}")
+
+
+def _unbroken(text: str) -> str:
+    """An interval stays in one line where a cell has several."""
+    return text.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")

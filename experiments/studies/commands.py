@@ -145,7 +145,9 @@ def transfer(
         raise FileNotFoundError(f"{folder} has no finished network: run end-to-end and superclasses first")
     with progress_bar(console) as report:
         content = study.run(networks, folder / "transfer", path, jobs=_jobs(jobs), report=report)
-    print_table(study.table(content), console)
+    for trained_on in study.TARGETS:
+        if (table := study.table(content, trained_on)).rows:
+            print_table(table, console)
     _say(f"Written to {path}")
     if missing:
         _say(f"Left out, because they are not trained yet: {len(missing)} networks, the first of them {missing[0]}")

@@ -164,26 +164,28 @@ def _nearest(x: Tensor, y: Tensor, x_test: Tensor) -> Tensor:
     return torch.cat([y[(F.normalize(part) @ directions.mT).argmax(-1)] for part in x_test.split(500)])
 
 
-def table(content: Mapping[str, Any]) -> Table:
+def table(content: Mapping[str, Any], trained_on: str) -> Table:
     """A line for each head, a column for each classifier: errors, and their paired difference to the linear head's.
 
     Both are means over networks with different seeds.
+
+    Args:
+        content: of the result file.
+        trained_on: the name of the table whose networks are shown.
     """
-    errors: dict[tuple[str, str], dict[str, dict[int, float]]] = {}
+    errors: dict[str, dict[str, dict[int, float]]] = {}
     for row in rows_of(content):
-        trained_on = {"end-to-end": "100 classes", "superclasses": "20 superclasses"}[row["trained_on"]]
-        of_head = errors.setdefault((f"{trained_on}: {row['target']}", row["head"]), {})
-        setting = f"{row['classifier']}, {row['images']}"
-        of_head.setdefault(setting, {})[row["seed"]] = sum(row["errors"]) / len(row["errors"])
+        if row["trained_on"] == trained_on:
+            of_setting = errors.setdefault(row["head"], {}).setdefault(f"{row['classifier']}, {row['images']}", {})
+            of_setting[row["seed"]] = sum(row["errors"]) / len(row["errors"])
     settings = [f"{classifier}, {images}" for images in DRAWS for classifier in CLASSIFIERS]
     lines: list[tuple[str, ...]] = []
-    for (asked, head), measured in sorted(errors.items(), key=lambda item: item[0][0]):
-        linear = errors.get((asked, "linear"), {}) if head != "linear" else {}
-        networks_of_head = str(max(map(len, measured.values())))
+    for head, measured in errors.items():
+        linear = errors.get("linear", {}) if head != "linear" else {}
         cells = (_cell(measured.get(setting, {}), linear.get(setting, {})) for setting in settings)
-        lines.append((asked, head, networks_of_head, *cells))
-    headings = ("trained on: asked for", "head", "networks", *settings)
-    return Table(headings, lines, names=2, title="Test error % on frozen features, and difference to the linear head")
+        lines.append((head, str(max(map(len, measured.values()))), *cells))
+    title = f"Networks of {trained_on}, asked for the classes of {TARGETS[trained_on]}: test error %"
+    return Table(("head", "n", *settings), lines, title=title)
 
 
 def _cell(errors: Mapping[int, float], linear: Mapping[int, float]) -> str:

@@ -1,5 +1,7 @@
 from experiments.reproduction.conditions import conditions_table
 
+LINEAR = "capsules against linear"
+
 
 def row(head, errors, *, c=8, lr=0.1, validation=(), group="A"):
     tries = [{"changes": {"lr": lr}, "validation_errors": [error]} for error in validation]
@@ -20,15 +22,16 @@ def row(head, errors, *, c=8, lr=0.1, validation=(), group="A"):
 
 def cells(*rows):
     table = conditions_table([{"rows": rows}])
-    return dict(zip(table.headings, table.rows[0], strict=True))
+    line = [cell.replace("\N{NO-BREAK SPACE}", " ") for cell in table.rows[0]]
+    return dict(zip(table.headings, line, strict=True))
 
 
 def test_outcomes_follow_from_the_interval():
     linear = row("linear", [10.0, 11.0, 12.0])
-    assert cells(linear, row("capsule", [5.0, 6.1, 6.9]))["outcome"] == "capsule wins"
-    assert cells(linear, row("capsule", [15.0, 16.1, 16.9]))["outcome"] == "linear wins"
-    assert cells(linear, row("capsule", [9.0, 12.0, 12.0]))["outcome"] == "tie"
-    assert cells(row("linear", [10.0]), row("capsule", [5.0]))["outcome"] == "one seed"
+    assert cells(linear, row("capsule", [5.0, 6.1, 6.9]))[LINEAR].startswith("capsules win, -5.00 ±")
+    assert cells(linear, row("capsule", [15.0, 16.1, 16.9]))[LINEAR].startswith("linear c=8 wins, +5.00 ±")
+    assert cells(linear, row("capsule", [9.0, 12.0, 12.0]))[LINEAR].startswith("tie, +0.00 ±")
+    assert cells(row("linear", [10.0]), row("capsule", [5.0]))[LINEAR] == "one seed"
 
 
 def test_the_head_that_stands_for_all_is_chosen_by_validation_not_by_test_error():
@@ -36,21 +39,33 @@ def test_the_head_that_stands_for_all_is_chosen_by_validation_not_by_test_error(
     lucky = row("capsule", [1.0, 1.1], c=2, validation=[8.0, 9.0])
     chosen = row("capsule", [5.0, 6.0], c=4, validation=[9.5, 7.0], lr=0.4)
     line = cells(linear, lucky, chosen, row("cosine", [6.0, 7.5], validation=[8.0]))
-    assert line["capsule head"] == "capsule c=4"
-    assert line["learning rates"] == "one for each head"
-    assert line["against linear"].startswith("-5.00")
-    assert line["capsule against it"].startswith("-1.25")
+    assert line["condition"] == "data, resnet8, a learning rate for each head"
+    assert line["capsules, error %"].startswith("capsule c=4: 5.50 ±")
+    assert line[LINEAR].startswith("capsules win, -5.00 ± 0.00")
+    assert line["against one vector for each class"].startswith("cosine c=8: tie, -1.25 ±")
+
+
+def test_every_kind_of_head_with_one_vector_is_compared_with():
+    linear, capsule = row("linear", [10.0, 11.0, 12.0]), row("capsule", [5.0, 6.0, 7.0])
+    vectors = [row("cosine", [6.0, 5.0, 7.0]), row("weightnorm", [3.0, 4.0, 5.1]), row("cosine", [1.0, 1.0, 1.0], c=2)]
+    told = cells(linear, capsule, *vectors)["against one vector for each class"].split("; ")
+    assert [part.split(",")[0] for part in told] == [
+        "cosine c=8: tie",
+        "weightnorm c=8: weightnorm c=8 wins",
+    ]
 
 
 def test_a_head_with_fewer_seeds_does_not_stand_for_all():
     linear, early = row("linear", [10.0, 11.0]), row("capsule", [1.0], c=2, validation=[1.0])
-    assert cells(linear, early, row("capsule", [5.0, 6.0], c=4, validation=[2.0]))["capsule head"] == "capsule c=4"
+    assert cells(linear, early, row("capsule", [5.0, 6.0], c=4, validation=[2.0]))[LINEAR].startswith(
+        "capsules win, -5.00"
+    )
 
 
 def test_without_tuning_the_papers_capsule_dimension_stands_for_all():
     line = cells(row("linear", [10.0, 11.0]), row("capsule", [1.0, 1.1], c=2), row("capsule", [5.0, 6.0], c=8))
-    assert line["capsule head"] == "capsule c=8"
-    assert line["learning rates"] == "the same"
+    assert line["capsules, error %"].startswith("capsule c=8:")
+    assert line["condition"].endswith("one learning rate")
 
 
 def test_groups_without_both_heads_and_rows_without_runs_are_left_out():
