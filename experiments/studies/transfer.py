@@ -184,7 +184,7 @@ def table(content: Mapping[str, Any], trained_on: str) -> Table:
         linear = errors.get("linear", {}) if head != "linear" else {}
         cells = (_cell(measured.get(setting, {}), linear.get(setting, {})) for setting in settings)
         lines.append((head, str(max(map(len, measured.values()))), *cells))
-    title = f"Networks of {trained_on}, asked for the classes of {TARGETS[trained_on]}: test error % (difference to linear)"
+    title = f"Networks of {trained_on}, asked for {TARGETS[trained_on]}: test error % (difference to linear)"
     return Table(("head", "n", *settings), lines, title=title)
 
 
