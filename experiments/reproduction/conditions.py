@@ -41,7 +41,7 @@ def _line(rows: Rows) -> tuple[str, ...] | None:
         return None
     rates = "a learning rate for each head" if len({row["recipe"]["lr"] for row in rows}) > 1 else "one learning rate"
     return (
-        f"{capsule['data']}, {capsule['backbone']}, {rates}",
+        f"{capsule['data']}, {capsule['backbone']}, {capsule['recipe']['epochs']} epochs, {rates}",
         _against(capsule, linear),
         "; ".join(f"{vector['head']}: {_against(capsule, vector)}" for vector in vectors),
         _unbroken(error_cell(row_from(dict(linear)))),

@@ -5,7 +5,7 @@ LINEAR = "capsules against linear"
 
 def row(head, errors, *, c=8, lr=0.1, validation=(), group="A"):
     tries = [{"changes": {"lr": lr}, "validation_errors": [error]} for error in validation]
-    recipe = {"head": head, "capsule_dim": c, "lr": lr}
+    recipe = {"head": head, "capsule_dim": c, "lr": lr, "epochs": 12}
     return {
         "data": "data",
         "backbone": "resnet8",
@@ -39,7 +39,7 @@ def test_the_head_that_stands_for_all_is_chosen_by_validation_not_by_test_error(
     lucky = row("capsule", [1.0, 1.1], c=2, validation=[8.0, 9.0])
     chosen = row("capsule", [5.0, 6.0], c=4, validation=[9.5, 7.0], lr=0.4)
     line = cells(linear, lucky, chosen, row("cosine", [6.0, 7.5], validation=[8.0]))
-    assert line["condition"] == "data, resnet8, a learning rate for each head"
+    assert line["condition"] == "data, resnet8, 12 epochs, a learning rate for each head"
     assert line["capsules, error %"].startswith("capsule c=4: 5.50 ±")
     assert line[LINEAR].startswith("capsules win, -5.00 ± 0.00")
     assert line["against one vector for each class"].startswith("cosine c=8: tie, -1.25 ±")
