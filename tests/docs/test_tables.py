@@ -124,6 +124,8 @@ OUTCOMES = [
             ("unit capsule c=8, scale 25", "unit c=8, scale 25"), "seed"),
     Outcome("ResNet-8 trained end to end on 5,000 images of CIFAR-10", "table3-cpu.json",
             {"data": "cifar10, 5,000 images"}, LINEAR, C_4, "seed"),
+    Outcome("the same, learning rate tuned for each head", "tuned-cifar10-cpu.json", {"group": "cifar10-5000-tuned"},
+            LINEAR, ("unit capsule c=8, scale 25", "unit c=8, scale 25"), "seed"),
     Outcome("a wide, shallow network on all of CIFAR-10", "table1-cpu.json", {"backbone": "speedrun"}, LINEAR,
             ("unit capsule c=4, scaled", "unit c=4"), "seed", test_images=10000),
 ]  # fmt: skip
@@ -163,6 +165,21 @@ def test_what_is_said_of_heads_trained_end_to_end_was_measured():
     grassmann, *order, _, _ = sorted(losses, key=losses.__getitem__)
     assert order == [unit.head, cosine.head]
     assert losses[grassmann] > 0.5
+
+
+def test_what_is_said_of_few_images_with_tuned_rates_was_measured():
+    rows = loaded("tuned-cifar10-cpu.json")["rows"]
+    linear, *others = (results.row_from(row) for row in rows)
+    assert (linear.head, len(others)) == ("linear", 4)
+    for row in others:
+        gap = results.difference(row, linear)
+        assert gap.n == 3
+        assert 1 < gap.mean < 3
+        assert (gap.mean > gap.half_width) == (row.head != "group c=8")
+    after_tuning = {row["head"]: min(mean(trial["validation_errors"]) for trial in row["tries"]) for row in rows}
+    assert after_tuning["unit capsule c=8, scale 25"] < after_tuning["linear"]
+    losses = {row["head"]: mean(row["train_losses"]) for row in rows}
+    assert sorted(losses, key=losses.__getitem__)[:2] == ["unit capsule c=8, scale 25", "cosine, scale 25"]
 
 
 def test_what_is_said_of_transfer_was_measured():
