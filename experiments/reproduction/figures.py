@@ -19,7 +19,7 @@ Rows = Sequence[Mapping[str, Any]]
 HIGHLIGHTED = {"capsule c=2": ORANGE, "capsule c=4": VERMILION, "capsule c=8": PINK}
 COLOURS = (GREEN, VERMILION, ORANGE, PINK, BLUE)
 # A line over epochs needs so many points to show more than the table does.
-FEWEST_POINTS = 5
+FEWEST_POINTS = 4
 # How settings of a recipe are called in a picture.
 SETTINGS = {"lr": "learning rate", "weight_decay": "weight decay"}
 
