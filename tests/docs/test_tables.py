@@ -182,6 +182,14 @@ def test_what_is_said_of_few_images_with_tuned_rates_was_measured():
     assert sorted(losses, key=losses.__getitem__)[:2] == ["unit capsule c=8, scale 25", "cosine, scale 25"]
 
 
+def test_what_is_said_of_learning_rates_on_cifar_was_measured():
+    for file in ("end-to-end-cpu.json", "tuned-cifar10-cpu.json"):
+        rates = {row["head"]: row["recipe"]["lr"] for row in loaded(file)["rows"] if row["errors"]}
+        capsules = [rate for head, rate in rates.items() if "capsule" in head]
+        assert len(capsules) == 2
+        assert max(capsules) <= rates["linear"] / 2
+
+
 def test_what_is_said_of_transfer_was_measured():
     rows = [row for part in loaded("transfer.json")["parts"] for row in part["rows"]]
     errors = {}
