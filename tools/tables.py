@@ -107,6 +107,7 @@ TABLES: Mapping[str, tuple[str, str, Callable[..., str]]] = {
     "end-to-end-cpu-rates": ("reproduction", "end-to-end-cpu", _rates),
     "widths-cpu": ("reproduction", "widths-cpu", _end_to_end),
     "superclasses-cpu": ("reproduction", "superclasses-cpu", _end_to_end),
+    "superclasses-cpu-rates": ("reproduction", "superclasses-cpu", _rates),
     "transfer": ("reproduction", "transfer", lambda content: _transfer(content, "end-to-end")),
     "transfer-superclasses": ("reproduction", "transfer", lambda content: _transfer(content, "superclasses")),
     "tuned-cifar10-cpu": ("reproduction", "tuned-cifar10-cpu", _end_to_end),

@@ -167,6 +167,20 @@ def test_what_is_said_of_heads_trained_end_to_end_was_measured():
     assert losses[grassmann] > 0.5
 
 
+def test_what_is_said_of_superclasses_was_measured():
+    rows = loaded("superclasses-cpu.json")["rows"]
+    linear, cosine, unit = (results.row_from(row) for row in rows)
+    assert [row.head for row in (linear, cosine, unit)] == ["linear", "cosine, scale 25", "unit capsule c=8, scale 25"]
+    for other, points in ((linear, -5), (cosine, -3)):
+        gap = results.difference(unit, other)
+        assert (gap.n, round(gap.mean)) == (3, points)
+        assert gap.mean + gap.half_width < 0
+    assert 0.49 < (linear.mean - cosine.mean) / (linear.mean - unit.mean) < 0.6
+    rates = {row["head"]: row["recipe"]["lr"] for row in rows}
+    assert rates[unit.head] == rates["linear"]
+    assert [row["head"] for row in rows if row["recipe"]["lr"] == row["tries"][0]["changes"]["lr"]] == [cosine.head]
+
+
 def test_what_is_said_of_few_images_with_tuned_rates_was_measured():
     rows = loaded("tuned-cifar10-cpu.json")["rows"]
     linear, *others = (results.row_from(row) for row in rows)
