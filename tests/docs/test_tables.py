@@ -204,31 +204,42 @@ def test_what_is_said_of_learning_rates_on_cifar_was_measured():
         assert max(capsules) <= rates["linear"] / 2
 
 
-def test_what_is_said_of_transfer_was_measured():
-    rows = [row for part in loaded("transfer.json")["parts"] for row in part["rows"]]
+def transfer_errors(trained_on):
+    """By classifier and images of each class, then by head and seed: the mean test error."""
     errors = {}
-    for row in (row for row in rows if row["trained_on"] == "end-to-end"):
+    rows = [row for part in loaded("transfer.json")["parts"] for row in part["rows"]]
+    for row in (row for row in rows if row["trained_on"] == trained_on):
         by_seed = errors.setdefault((row["classifier"], row["images"]), {}).setdefault(row["head"], {})
         by_seed[row["seed"]] = mean(row["errors"])
-
-    def clear(setting, head, other):
-        gaps = [errors[setting][head][seed] - errors[setting][other][seed] for seed in range(3)]
-        return (
-            "fewer"
-            if mean(gaps) + results.interval(gaps) < 0
-            else "more"
-            if mean(gaps) > results.interval(gaps)
-            else ""
-        )
-
-    cosine, capsule = "cosine, scale 25", "unit capsule c=8, scale 25"
     assert len(errors) == 4
-    assert {clear(setting, cosine, "linear") for setting in errors} == {"fewer"}
-    assert [setting for setting in errors if clear(setting, capsule, "linear") != "fewer"] == [
+    return errors
+
+
+def clear_difference(errors, head, other):
+    """Whether a head has fewer or more errors than another, with an interval that excludes zero."""
+    gaps = [errors[head][seed] - errors[other][seed] for seed in range(3)]
+    if abs(mean(gaps)) <= results.interval(gaps):
+        return ""
+    return "fewer" if mean(gaps) < 0 else "more"
+
+
+def test_what_is_said_of_transfer_was_measured():
+    cosine, capsule = "cosine, scale 25", "unit capsule c=8, scale 25"
+    settings = transfer_errors("end-to-end")
+    assert {clear_difference(errors, cosine, "linear") for errors in settings.values()} == {"fewer"}
+    assert [name for name, errors in settings.items() if clear_difference(errors, capsule, "linear") != "fewer"] == [
         ("logistic regression", "20")
     ]
-    assert not any(clear(setting, capsule, cosine) for setting in errors)
-    assert not any(clear(setting, "group c=8", "linear") for setting in errors)
+    assert not any(clear_difference(errors, capsule, cosine) for errors in settings.values())
+    assert not any(clear_difference(errors, "group c=8", "linear") for errors in settings.values())
+
+
+@pytest.mark.parametrize(("other", "least", "most"), [("linear", 4.5, 9.2), ("cosine, scale 25", 1.45, 3)])
+def test_what_is_said_of_transfer_from_superclasses_was_measured(other, least, most):
+    capsule = "unit capsule c=8, scale 25"
+    for errors in transfer_errors("superclasses").values():
+        assert clear_difference(errors, capsule, other) == "fewer"
+        assert least < mean(errors[other].values()) - mean(errors[capsule].values()) < most
 
 
 # Classifiers that are farther from the default than grouped neurons and the MLP.
