@@ -242,6 +242,24 @@ def test_what_is_said_of_transfer_from_superclasses_was_measured(other, least, m
         assert least < mean(errors[other].values()) - mean(errors[capsule].values()) < most
 
 
+def test_what_is_said_of_dynamic_routing_was_measured():
+    rows = [row for part in loaded("routing.json")["parts"] for row in part["rows"]]
+    assert {row["data"] for row in rows} == {"digits"}
+    errors, steps = {}, {row["network"]: row["step_ms"] for row in rows if "step_ms" in row}
+    for row in (row for row in rows if "error" in row):
+        errors.setdefault(row["network"], {})[row["seed"]] = row["error"]
+    linear, *others = errors
+    assert linear == "ResNet-8, linear"
+    assert not any(clear_difference(errors, network, linear) for network in others)
+    capsule, *routing, network = [steps[name]["median"] / steps[linear]["median"] for name in others]
+    assert [round(ratio, 1) for ratio in routing] == [1.6, 1.8]
+    assert 6.5 < network < 7
+    assert capsule < 1.15
+    assert steps[others[0]]["low"] < steps[linear]["high"]
+    parameters = {row["network"]: row["parameters"] for row in rows if "error" in row}
+    assert round(parameters[others[-1]] / parameters[linear]) == 10
+
+
 # Classifiers that are farther from the default than grouped neurons and the MLP.
 FARTHER = ("logistic regression", "linear SVM", "LDA", "ridge", "k-NN", "RBF", "cosine", "sub-center")
 
