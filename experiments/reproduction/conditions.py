@@ -68,8 +68,8 @@ def _against(capsule: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     gap = difference(row_from(dict(capsule)), row_from(dict(other)))
     if gap is None:
         return "one seed"
-    winner = "tie" if abs(gap.mean) <= gap.half_width else "capsules win" if gap.mean < 0 else f"{other['head']} wins"
-    return _unbroken(f"{winner}, {gap.mean:+.2f} ± {gap.half_width:.2f}")
+    outcome = "tie" if abs(gap.mean) <= gap.half_width else "capsules win" if gap.mean < 0 else "capsules lose"
+    return _unbroken(f"{outcome}, {gap.mean:+.2f} ± {gap.half_width:.2f}")
 
 
 def _unbroken(text: str) -> str:

@@ -29,7 +29,7 @@ def cells(*rows):
 def test_outcomes_follow_from_the_interval():
     linear = row("linear", [10.0, 11.0, 12.0])
     assert cells(linear, row("capsule", [5.0, 6.1, 6.9]))[LINEAR].startswith("capsules win, -5.00 ±")
-    assert cells(linear, row("capsule", [15.0, 16.1, 16.9]))[LINEAR].startswith("linear c=8 wins, +5.00 ±")
+    assert cells(linear, row("capsule", [15.0, 16.1, 16.9]))[LINEAR].startswith("capsules lose, +5.00 ±")
     assert cells(linear, row("capsule", [9.0, 12.0, 12.0]))[LINEAR].startswith("tie, +0.00 ±")
     assert cells(row("linear", [10.0]), row("capsule", [5.0]))[LINEAR] == "one seed"
 
@@ -51,7 +51,7 @@ def test_every_kind_of_head_with_one_vector_is_compared_with():
     told = cells(linear, capsule, *vectors)["against one vector for each class"].split("; ")
     assert [part.split(",")[0] for part in told] == [
         "cosine c=8: tie",
-        "weightnorm c=8: weightnorm c=8 wins",
+        "weightnorm c=8: capsules lose",
     ]
 
 
