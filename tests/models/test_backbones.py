@@ -315,6 +315,27 @@ print([name for name in ("timm", "torchvision") if name in sys.modules])
     assert done.stdout.strip() == "[]"
 
 
+def test_convolutions_of_the_speed_run_start_as_the_identity():
+    backbone = create_backbone("speedrun")
+    trained = [conv for name, conv in convolutions(backbone).items() if not name.startswith("stem")]
+    assert [(conv.in_channels, conv.out_channels) for conv in trained] == [
+        (24, 64), (64, 64), (64, 256), (256, 256), (256, 256), (256, 256),
+    ]  # fmt: skip
+    for conv in trained:
+        x = torch.randn(2, conv.in_channels, 5, 5)
+        copied, drawn = conv(x).split([conv.in_channels, conv.out_channels - conv.in_channels], dim=1)
+        torch.testing.assert_close(copied, x, rtol=0, atol=1e-6)
+        assert drawn.shape[1] == 0 or drawn.std() > 0.1
+        assert conv.weight.requires_grad
+
+
+def test_normalization_of_the_speed_run_learns_biases_alone():
+    norms = [module for module in create_backbone("speedrun").modules() if isinstance(module, nn.BatchNorm2d)]
+    assert len(norms) == 6
+    assert all(norm.bias.requires_grad and not norm.weight.requires_grad for norm in norms)
+    assert all((norm.weight == 1).all() for norm in norms)
+
+
 def test_whitening_makes_patches_white():
     backbone = create_backbone("speedrun")
     generator = torch.Generator().manual_seed(0)

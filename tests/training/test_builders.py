@@ -61,6 +61,20 @@ def test_the_head_has_its_own_multiple_of_the_learning_rate():
     assert {multiples[id(p)] for p in model.backbone.parameters()} == {1.0}
 
 
+def test_biases_of_the_backbone_have_their_own_multiple_of_the_learning_rate():
+    recipe = Recipe(head="linear", head_lr=3.0, bias_lr=64.0, decay_norms=False, weight_decay=0.1)
+    model = build_model(recipe, load_data(recipe))
+    groups = build_optimizer(recipe, model).param_groups
+    given = {id(p): (group["multiple"], group["weight_decay"]) for group in groups for p in group["params"]}
+    settings = {name: given[id(p)] for name, p in model.named_parameters()}
+    biases = {name for name in settings if name.startswith("backbone.") and name.endswith(".bias")}
+    assert len(biases) == 7
+    assert {settings[name] for name in biases} == {(64.0, 0.0)}
+    assert settings["backbone.stem.1.weight"] == (1.0, 0.0)
+    assert settings["backbone.stem.0.weight"] == (1.0, 0.1)
+    assert (settings["head.weight"], settings["head.bias"]) == ((3.0, 0.1), (3.0, 0.0))
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_the_grassmann_step_is_for_the_bases_alone(optimizer):
     recipe = Recipe(optimizer=optimizer, head_optimizer="grassmann", head_lr=3.0, scale="learned", momentum=0.8)

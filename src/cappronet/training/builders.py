@@ -209,7 +209,10 @@ def build_optimizer(recipe: Recipe, model: CapProNet) -> torch.optim.Optimizer:
             continue
         in_head = name.startswith("head.")
         decays = (recipe.decay_head or not in_head) and (recipe.decay_norms or parameter.ndim > 1)
-        groups.setdefault((decays, recipe.head_lr if in_head else multiples.get(name, 1.0)), []).append(parameter)
+        multiple = recipe.head_lr if in_head else multiples.get(name, 1.0)
+        if name.endswith(".bias") and not in_head:
+            multiple *= recipe.bias_lr
+        groups.setdefault((decays, multiple), []).append(parameter)
     settings = [
         {"params": parameters, "weight_decay": recipe.weight_decay * decays, "multiple": multiple}
         for (decays, multiple), parameters in groups.items()

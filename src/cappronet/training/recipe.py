@@ -40,7 +40,10 @@ CHOICES = {
 
 # The time that a TOML parser takes grows with the square of the parts of a dotted key. A recipe has no dotted keys.
 MOST_BYTES, MOST_DOTS = 2**20, 100
-AMOUNTS = ("train_size", "validation", "eps", "weight_decay", "warmup", "clip_norm", "padding", "seed", "image_size")
+AMOUNTS = (
+    *("train_size", "validation", "image_size", "eps", "scale_start", "lr", "head_lr", "bias_lr", "weight_decay"),
+    *("warmup", "warmup_lr", "clip_norm", "padding", "randaugment", "mixup", "cutmix", "seed"),
+)
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,9 @@ class Recipe:
     )
     lr: float = _option("Optimizer", 0.1, "Largest learning rate.")
     head_lr: float = _option("Optimizer", 1.0, "The head's learning rate as a multiple of the backbone's.")
+    bias_lr: float = _option(
+        "Optimizer", 1.0, "The learning rate of the backbone's biases as a multiple of that of its weights."
+    )
     layer_decay: float = _option(
         "Optimizer",
         1.0,
@@ -181,7 +187,7 @@ class Recipe:
         for name in ("epochs", "batch_size", "capsule_dim", "step_epochs", "evaluate_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in (*AMOUNTS, "lr", "head_lr", "warmup_lr", "scale_start", "randaugment", "mixup", "cutmix"):
+        for name in AMOUNTS:
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
         for name in ("momentum", "dropout", "backbone_dropout", "label_smoothing", "ema"):

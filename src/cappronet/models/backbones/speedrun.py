@@ -1,6 +1,9 @@
 """A wide, shallow network in the manner of the CIFAR-10 speed runs: a good error within few epochs.
 
 Its first layer is a 2x2 convolution that whitens patches, computed from training images before training and then fixed.
+As in the speed run of Jordan (2024, arXiv 2404.00498), convolutions start as the identity on the channels they are
+given, as far as they have as many, and batch normalization learns no scale: only its biases, which recipes give a
+larger learning rate.
 """
 
 from collections import OrderedDict
@@ -61,11 +64,25 @@ class SpeedRun(nn.Sequential):
 
 def _block(in_channels: int, out_channels: int) -> nn.Sequential:
     return nn.Sequential(
-        conv3x3(in_channels, out_channels),
+        _convolution(in_channels, out_channels),
         Halving(),
-        nn.BatchNorm2d(out_channels),
+        _normalization(out_channels),
         nn.GELU(),
-        conv3x3(out_channels, out_channels),
-        nn.BatchNorm2d(out_channels),
+        _convolution(out_channels, out_channels),
+        _normalization(out_channels),
         nn.GELU(),
     )
+
+
+def _convolution(in_channels: int, out_channels: int) -> nn.Conv2d:
+    """Its first output channels start as copies of its input; the others are drawn as usual."""
+    convolution = conv3x3(in_channels, out_channels)
+    nn.init.dirac_(convolution.weight.data[:in_channels])
+    return convolution
+
+
+def _normalization(channels: int) -> nn.BatchNorm2d:
+    """Batch normalization whose scale stays 1."""
+    norm = nn.BatchNorm2d(channels)
+    norm.weight.requires_grad_(False)
+    return norm
