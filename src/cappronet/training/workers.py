@@ -30,6 +30,8 @@ __all__ = ["RESUME_HINT", "pace", "run_jobs"]
 RESUME_HINT = "stopped and saved; run the same command again to resume"
 # How long workers may take to save before they are killed.
 SAVE_SECONDS = 60.0
+# How long a worker may take to exit after that; killed before, those that compile networks leave semaphores behind.
+EXIT_SECONDS = 5.0
 # How often the parent looks whether it was asked to stop.
 POLL_SECONDS = 0.1
 # Progress is shown in thousandths of a job.
@@ -198,6 +200,7 @@ def _let_save(workers: Sequence[_Worker]) -> None:
             except (EOFError, OSError):
                 del listening[pipe]  # type: ignore[arg-type]
     for worker in workers:
+        worker.process.join(EXIT_SECONDS)
         worker.process.kill()
         worker.process.join()
 
