@@ -14,12 +14,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from safetensors.torch import load_file
 
 from cappronet.cli import app
 from cappronet.cli.shared import folder_name
 from cappronet.data.datasets import load_dataset
+from cappronet.models.network import CapProNet
 from cappronet.training.recipe import Recipe
 from cappronet.training.run_folder import Run
 
@@ -330,6 +332,21 @@ def test_evaluate_measures_what_training_measured(run, shown):
     )
     assert sum(row["errors"] for row in measured["classes"]) == round(3.6 * summary["error"])
     assert 50 < measured["ood"]["class residual"]["noise"]["auroc"] <= 100
+    assert not measured["mirror"]
+
+
+@pytest.mark.slow
+@with_a_run
+def test_evaluate_averages_images_and_their_mirror_images(run, shown):
+    assert "360 test images, each with its mirror image" in shown("evaluate", run, "--mirror")
+    measured, plain = (json.loads(shown("evaluate", run, "--json", *option)) for option in (["--mirror"], []))
+    assert measured["mirror"]
+    model, data = CapProNet.from_pretrained(run), Run(run).selection.load(None).test
+    x = model.normalize(data.pixels)
+    with torch.no_grad():
+        mean = (model(x).softmax(-1) + model(x.flip(-1)).softmax(-1)) / 2
+    assert measured["loss"] == pytest.approx(F.nll_loss(mean.log(), data.labels).item(), rel=1e-4)
+    assert measured["loss"] != pytest.approx(plain["loss"], rel=1e-2)  # most digits are other shapes in a mirror
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import torch
 from cappronet import CapProNet
 from cappronet.data.samples import Images, Vectors
 from cappronet.data.selection import Selection
-from cappronet.models.evaluation import ood_samples, ood_separations
+from cappronet.models.evaluation import Mirrored, ood_samples, ood_separations
 from cappronet.novelty import SCORES
 
 FOUR = Selection("digits", classes=(3, 5, 7, 9), train_size=100, validation=50)
@@ -60,3 +60,16 @@ def test_separations_report_every_batch(model):
     reports = []
     ood_separations(model, images, images, {"noise": images}, report=lambda _, *counts: reports.append(counts))
     assert reports == [(0, 1), (1, 1)] * 3
+
+
+def test_an_image_and_its_mirror_image_have_the_same_mirrored_scores(model):
+    x = torch.randn(3, *model.input_shape)
+    scores = Mirrored(model.eval())(x)
+    torch.testing.assert_close(Mirrored(model)(x.flip(-1)), scores)
+    torch.testing.assert_close(scores.exp().sum(-1), torch.ones(3))
+    assert not torch.allclose(model(x).softmax(-1), scores.exp(), atol=1e-4)
+
+
+def test_feature_vectors_have_no_mirror_image():
+    with pytest.raises(ValueError, match="mirror"):
+        Mirrored(CapProNet("features", 3, 2, image_size=8))

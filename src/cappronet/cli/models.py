@@ -40,6 +40,7 @@ def evaluate(
     /,
     *,
     split: Literal["test", "train"] = "test",
+    mirror: Annotated[bool, Parameter(negative="")] = False,
     ood: Annotated[tuple[str, ...], Parameter(negative=())] = (),
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
     workers: int = 0,
@@ -53,6 +54,8 @@ def evaluate(
         The folder of a finished run.
     split
         Which images to measure on.
+    mirror
+        Average the probabilities of each image and of its mirror image: often fewer errors, in twice the time.
     ood
         Also measure how well out-of-distribution images are told from these: a dataset by name or path, whose test
         images are scaled to the model's size; noise; gaussian-noise; or held-out, the classes of the same dataset that
@@ -65,7 +68,7 @@ def evaluate(
         Folder of downloaded datasets.
     """
     from cappronet.data.batches import Batches
-    from cappronet.models.evaluation import class_errors, ood_samples, ood_separations
+    from cappronet.models.evaluation import Mirrored, class_errors, ood_samples, ood_separations
     from cappronet.models.network import CapProNet
     from cappronet.training.metrics import capsule_statistics, classification_metrics
     from cappronet.training.metrics import predict as predict_batches
@@ -73,23 +76,25 @@ def evaluate(
 
     selection = Run.open(run).selection
     model = CapProNet.from_pretrained(run)
+    measured = Mirrored(model) if mirror else model
     data = selection.load(cache)
     others = {name: ood_samples(name, model, selection, cache) for name in ood}
     samples = data.test if split == "test" else data.train
     batches = Batches(model.as_read(samples), 500, shuffle=False, workers=workers)
     with progress_bar(console) if not as_json else nullcontext(silent) as report:
         shown = tracked(batches.epoch(0), "evaluating", len(batches), report)
-        scores, labels = predict_batches(model, ((model.normalize(x), y) for x, y in shown))
+        scores, labels = predict_batches(measured, ((model.normalize(x), y) for x, y in shown))
         separations = ood_separations(model, data.train, samples, others, workers=workers, report=report) if ood else {}
     values = {**dict(classification_metrics(scores, labels)), **dict(capsule_statistics(model.head))}
     values = {"accuracy": 100 - values["error"], **values}
     by_class = class_errors(scores, labels, model.config["classes"])
     if as_json:
-        described = {"run": str(run), "split": split, "samples": len(labels), **values}
+        described = {"run": str(run), "split": split, "mirror": mirror, "samples": len(labels), **values}
         print_json({**described, "classes": [asdict(row) for row in by_class], "ood": _named(separations)}, console)
         return
     kind = "feature vectors" if model.takes_vectors else "images"
-    print_text(f"{run}: {len(labels):,} {split} {kind}", console)
+    mirrored = ", each with its mirror image" if mirror else ""
+    print_text(f"{run}: {len(labels):,} {split} {kind}{mirrored}", console)
     print_table(_measure_table(values, by_class), console)
     _print_class_errors(by_class)
     if ood:

@@ -1,13 +1,14 @@
-"""How a model errs: by class, and in telling out-of-distribution inputs from those of its own dataset."""
+"""How a model errs: by class, with mirrored images, and in recognizing out-of-distribution inputs."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cappronet import novelty
 from cappronet.data.datasets import DATASETS, load_dataset
@@ -18,12 +19,37 @@ from cappronet.models.network import CapProNet
 from cappronet.models.prediction import NOISES, features, noise
 from cappronet.reporting import Report, did_you_mean, silent
 
-__all__ = ["HELD_OUT", "ClassErrors", "class_errors", "ood_samples", "ood_separations"]
+__all__ = ["HELD_OUT", "ClassErrors", "Mirrored", "class_errors", "ood_samples", "ood_separations"]
 
 HELD_OUT = "held-out"
 NOISE_IMAGES = 2_000
 # Scores are fitted to at most this many training samples.
 MOST_TRAINING_SAMPLES = 50_000
+
+
+class Mirrored(nn.Module):
+    """A model whose probabilities are the mean of those for an image and for its mirror image.
+
+    Args:
+        model: a model of images.
+
+    Example:
+        >>> model, x = CapProNet("resnet8", 10).eval(), torch.randn(2, 3, 32, 32)
+        >>> scores = Mirrored(model)(x)
+        >>> torch.allclose(scores.softmax(-1), (model(x).softmax(-1) + model(x.flip(-1)).softmax(-1)) / 2)
+        True
+    """
+
+    def __init__(self, model: CapProNet) -> None:
+        super().__init__()
+        if model.takes_vectors:
+            raise ValueError("feature vectors have no mirror image: leave out --mirror, or name a model of images")
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The logarithms of the mean probabilities: `(B, C, H, W) -> (B, L)`."""
+        both = torch.stack([self.model(x), self.model(x.flip(-1))])
+        return both.log_softmax(-1).logsumexp(0) - math.log(2)
 
 
 @dataclass(frozen=True)
