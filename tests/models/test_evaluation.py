@@ -72,4 +72,4 @@ def test_an_image_and_its_mirror_image_have_the_same_mirrored_scores(model):
 
 def test_feature_vectors_have_no_mirror_image():
     with pytest.raises(ValueError, match="mirror"):
-        Mirrored(CapProNet("features", 3, 2, image_size=8))
+        Mirrored(CapProNet("features", 3, 2, image_size=8, in_channels=1))
