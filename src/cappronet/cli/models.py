@@ -56,6 +56,7 @@ def evaluate(
         Which images to measure on.
     mirror
         Average the probabilities of each image and of its mirror image: often fewer errors, in twice the time.
+        The scores of --ood are those of the images alone.
     ood
         Also measure how well out-of-distribution images are told from these: a dataset by name or path, whose test
         images are scaled to the model's size; noise; gaussian-noise; or held-out, the classes of the same dataset that

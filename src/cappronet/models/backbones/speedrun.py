@@ -1,9 +1,8 @@
 """A wide, shallow network in the manner of the CIFAR-10 speed runs: a good error within few epochs.
 
 Its first layer is a 2x2 convolution that whitens patches, computed from training images before training and then fixed.
-As in the speed run of Jordan (2024, arXiv 2404.00498), convolutions start as the identity on the channels they are
-given, as far as they have as many, and batch normalization learns no scale: only its biases, which recipes give a
-larger learning rate.
+As in the speed run of Jordan (2024, arXiv 2404.00498), the first output channels of each convolution start as copies of
+its input, and batch normalization learns no scale: only its biases, which recipes give a larger learning rate.
 """
 
 from collections import OrderedDict
