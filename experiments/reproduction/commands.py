@@ -48,7 +48,7 @@ Weights = Annotated[
 ]
 Folder = Annotated[Path, Parameter(help="Where the run folders are.")]
 Output = Annotated[
-    Path, Parameter(help="Where the result file and the pictures are written. Results in that file are not run again.")
+    Path, Parameter(help="Where the result file and the pictures are written. Results in that file stay in it and are not run again.")
 ]
 Pictures = Annotated[Path, Parameter(help="Where the pictures are written.")]
 Jobs = Annotated[
@@ -261,6 +261,7 @@ def _run(table: str, scale: Scale, runs: RunOptions, files: Mapping[str, str], c
             entries,
             runs.folder,
             runs.output,
+            table_entries=read_entries(table, scale, files=files),
             jobs=runs.jobs or ((os.cpu_count() or 1) if hardware.accelerator == "cpu" else 1),
             hardware=hardware,
             report=report,

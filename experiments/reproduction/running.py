@@ -22,12 +22,13 @@ def run_table(
     folder: Path,
     output: Path,
     *,
+    table_entries: Sequence[Entry],
     jobs: int,
     hardware: Hardware,
     report: Report,
     show: Callable[[str, list[dict[str, Any]], Path], None],
 ) -> None:
-    """Train what is missing of a table, and write its rows after each group, also when interrupted.
+    """Train what is missing of some rows of a table, and write all its rows after each group, also when interrupted.
 
     Args:
         table: its name.
@@ -35,6 +36,7 @@ def run_table(
         entries: the rows to run.
         folder: where the run folders are.
         output: where the result file is written; if it exists, its results are not measured again.
+        table_entries: all rows of the table; what is finished of the others stays in the result file.
         jobs: runs at the same time.
         hardware: where to train.
         report: is told how far the runs are.
@@ -42,11 +44,13 @@ def run_table(
     """
     recorded = output / f"{table}-{scale}.json"
     finished = Finished(folder, read_rows(recorded) if recorded.exists() else ())
+    chosen = {(entry.group, entry.label): entry for entry in entries}
+    all_entries = [chosen.get((entry.group, entry.label), entry) for entry in table_entries]
     for (group, _), members in groupby(entries, key=lambda entry: (entry.group, entry.stage)):
         try:
             run_entries(list(members), finished, jobs=jobs, hardware=hardware, report=report)
         finally:
-            rows = make_rows(entries, finished)
+            rows = make_rows(all_entries, finished)
             if any(row["group"] == group for row in rows):
                 show(group, rows, write_rows(table, scale, rows, output))
 

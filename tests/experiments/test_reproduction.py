@@ -266,6 +266,20 @@ def test_a_table_grows_and_leaves_other_results_alone(project, training):
     assert (project / "results" / "table3-cpu-2.json").is_file()
 
 
+@pytest.mark.slow
+def test_chosen_rows_leave_the_others_in_the_result_file(project, training):
+    table3(seeds=1)
+    path = project / "results" / "table3-cpu.json"
+    linear, capsule = read_rows(path)
+    shutil.rmtree(project / "runs")
+    table3(seeds=2, only=["capsule"])
+    assert training.folders[-1] == "tiny/capsule2-seed1"
+    after, grown = read_rows(path)
+    assert after == linear
+    assert (grown["seeds"], grown["errors"][:1]) == ([0, 1], capsule["errors"])
+    assert [file.name for file in path.parent.glob("*.json")] == ["table3-cpu.json"]
+
+
 def running():
     """From each process that has not ended to its parent, where the system shows them."""
     listed = subprocess.run(["ps", "-e", "-o", "pid=,ppid=,stat="], capture_output=True, text=True, check=True).stdout
