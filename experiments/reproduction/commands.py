@@ -48,7 +48,10 @@ Weights = Annotated[
 ]
 Folder = Annotated[Path, Parameter(help="Where the run folders are.")]
 Output = Annotated[
-    Path, Parameter(help="Where the result file and the pictures are written. Results in that file stay in it and are not run again.")
+    Path,
+    Parameter(
+        help="Where the result file and the pictures are written. Results in that file stay and are not run again."
+    ),
 ]
 Pictures = Annotated[Path, Parameter(help="Where the pictures are written.")]
 Jobs = Annotated[
