@@ -39,9 +39,11 @@ def _line(rows: Rows) -> tuple[str, ...] | None:
     vectors = [row for row in (_selected(rows, head) for head in VECTOR_HEADS) if row is not None]
     if linear is None or capsule is None:
         return None
-    rates = "a learning rate for each head" if len({row["recipe"]["lr"] for row in rows}) > 1 else "one learning rate"
+    tuned = any(row["tries"] for row in rows) or len({row["recipe"]["lr"] for row in rows}) > 1
+    rates = "a learning rate for each head" if tuned else "one learning rate"
+    pretrained = "pretrained " if capsule["recipe"].get("pretrained", "none") != "none" else ""
     return (
-        f"{capsule['data']}, {capsule['backbone']}, {capsule['recipe']['epochs']} epochs, {rates}",
+        f"{capsule['data']}, {pretrained}{capsule['backbone']}, {capsule['recipe']['epochs']} epochs, {rates}",
         _against(capsule, linear),
         "; ".join(f"{vector['head']}: {_against(capsule, vector)}" for vector in vectors),
         _unbroken(error_cell(row_from(dict(linear)))),

@@ -71,3 +71,10 @@ def test_without_tuning_the_papers_capsule_dimension_stands_for_all():
 def test_groups_without_both_heads_and_rows_without_runs_are_left_out():
     rows = [row("linear", [1.0, 2.0]), row("capsule", []), row("capsule", [1.0, 2.0], group="B")]
     assert not conditions_table([{"rows": rows}]).rows
+
+
+def test_rates_that_were_tuned_and_agree_are_still_those_of_each_head():
+    linear, capsule = row("linear", [10.0, 11.0], validation=[9.0]), row("capsule", [5.0, 6.0], validation=[7.0])
+    capsule["recipe"]["pretrained"] = "timm"
+    told = cells(linear, capsule)["condition"]
+    assert told == "data, pretrained resnet8, 12 epochs, a learning rate for each head"
