@@ -61,9 +61,9 @@ def difference_cells(row: Row, control: Row | None) -> tuple[str, str]:
 
 
 def tuning_table(rows: Sequence[Mapping[str, Any]], title: str = "") -> Table | None:
-    """The validation error of every trial, mean over seeds, for rows of one group; None where nothing was tuned.
+    """The validation error of every trial, mean over seeds, for rows with the same trials; None if nothing was tuned.
 
-    The last column is the chosen setting, once all trials of a head are finished.
+    The last column is the chosen setting, once all trials of a head are finished. Backbones are named if they differ.
     """
     tuned = [row for row in rows if row["tries"]]
     if not tuned:
@@ -74,5 +74,6 @@ def tuning_table(rows: Sequence[Mapping[str, Any]], title: str = "") -> Table | 
         errors = [trial["validation_errors"] for trial in row["tries"]]
         means = [f"{statistics.mean(of_trial):.2f}" if of_trial else "" for of_trial in errors]
         complete = len({len(of_trial) for of_trial in errors}) == 1
-        lines.append((row["head"], *means, names[best_trial(errors)] if complete else ""))
-    return Table(("head", *names, "chosen"), lines, title=title)
+        lines.append((row["backbone"], row["head"], *means, names[best_trial(errors)] if complete else ""))
+    whole = Table(("backbone", "head", *names, "chosen"), lines, names=2, title=title)
+    return whole if len({row["backbone"] for row in tuned}) > 1 else whole.without("backbone")

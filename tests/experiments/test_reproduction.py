@@ -162,6 +162,13 @@ def test_a_row_that_is_being_tuned_is_written_and_read(project, training):
     assert cells[2] == f"{row['tries'][1]['validation_errors'][0]:.2f}"
 
 
+def test_tuning_tables_name_backbones_that_differ():
+    tries = [{"changes": {"lr": rate}, "validation_errors": [error]} for rate, error in ((0.1, 9.0), (0.2, 8.0))]
+    narrow, wide = ({"backbone": name, "head": "linear", "tries": tries} for name in ("resnet8", "resnet8_d64"))
+    assert tuning_table([narrow, narrow]).headings == ("head", "lr 0.1", "lr 0.2", "chosen")
+    assert tuning_table([narrow, wide]).rows[1] == ("resnet8_d64", "linear", "9.00", "8.00", "lr 0.2")
+
+
 @pytest.mark.slow
 def test_a_fresh_machine_continues_from_the_result_file(project, training):
     training.interrupt(14, table3)
