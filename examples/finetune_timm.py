@@ -92,11 +92,11 @@ def linear(model: nn.Module) -> nn.Module:
 
 # A length is at most |x|. Where features are short or of a fixed length, as after a LayerNorm, the softmax of plain
 # lengths stays nearly uniform; with these two options the range of the scores does not depend on the network.
-UNIT = {"normalize": True, "scale": "learned"}
+UNIT = {"normalize": True, "scale": 25.0}
 HEADS = {
     "nn.Linear": linear,
     "capsule c=4": lambda model: replace_head(model, 4, num_classes=5),
-    "unit capsule c=4, scaled": lambda model: replace_head(model, 4, num_classes=5, **UNIT),
+    "unit capsule c=4, scale 25": lambda model: replace_head(model, 4, num_classes=5, **UNIT),
 }
 console = Console()
 for name, make in HEADS.items():

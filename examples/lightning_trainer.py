@@ -52,7 +52,7 @@ class Classifier(LightningModule):
             nn.Flatten(),
             nn.Linear(256, 10),
         )
-        self.network = replace_head(network, capsule_dim, normalize=True, scale="learned")
+        self.network = replace_head(network, capsule_dim, normalize=True, scale=25.0)
 
     def forward(self, x: Tensor) -> Tensor:
         """The logits, which are capsule lengths."""

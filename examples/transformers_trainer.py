@@ -57,7 +57,7 @@ config = ViTConfig(
 )
 model = ViTForImageClassification(config)
 # The features come out of a LayerNorm: all have about the same length, and unit features with a scale suit them.
-replace_head(model, options.capsule_dim, normalize=True, scale="learned")
+replace_head(model, options.capsule_dim, normalize=True, scale=25.0)
 print(model.classifier)
 
 

@@ -81,9 +81,9 @@ def test_many_classes(tmp_path):
 @pytest.mark.slow
 def test_finetune_timm(tmp_path):
     text, rows = shown("finetune_timm.py", tmp_path, "--seeds", "2", "--epochs", "1", "--images", "8")
-    assert "CapsuleProjection(256, 5, capsule_dim=4, normalize=True, scale='learned')" in text
+    assert "CapsuleProjection(256, 5, capsule_dim=4, normalize=True, scale=25.0)" in text
     heads = {head: row[0] for head, row in rows.items()}
-    assert heads == {"nn.Linear": "1,285", "capsule c=4": "5,120", "unit capsule c=4, scaled": "5,121"}
+    assert heads == {"nn.Linear": "1,285", "capsule c=4": "5,120", "unit capsule c=4, scale 25": "5,120"}
     errors = {head: percentages(row[1:2])[0] for head, row in rows.items()}
     for head in list(rows)[1:]:
         assert float(rows[head][2]) == pytest.approx(errors[head] - errors["nn.Linear"], abs=0.011)
