@@ -116,6 +116,11 @@ OUTCOMES = [
     Outcome("ResNet-8 with 512 features trained end to end on CIFAR-100, learning rate tuned for each head",
             "end-to-end-cpu.json", {"group": "cifar100-resnet8-d512"}, LINEAR,
             ("unit capsule c=8, scale 25", "unit c=8, scale 25"), "seed"),
+    Outcome("EfficientNet-Lite0 fine-tuned on 5,000 images of CIFAR-100, learning rate tuned for each head",
+            "fine-tuned-heads-cpu.json", {"group": "cifar100-5000-lite0"}, LINEAR,
+            ("unit capsule c=8, scale 25", "unit c=8, scale 25"), "seed"),
+    Outcome("the same", "fine-tuned-heads-cpu.json", {"group": "cifar100-5000-lite0"},
+            ("cosine, scale 25", "cosine, scale 25"), ("unit capsule c=8, scale 25", "unit c=8, scale 25"), "seed"),
     Outcome("ResNet-8 trained end to end on 5,000 images of CIFAR-10", "table3-cpu.json",
             {"data": "cifar10, 5,000 images"}, LINEAR, C_4, "seed"),
     Outcome("the same, learning rate tuned for each head", "tuned-cifar10-cpu.json", {"group": "cifar10-5000-tuned"},
@@ -186,6 +191,23 @@ def test_what_is_said_of_few_images_with_tuned_rates_was_measured():
     assert after_tuning["unit capsule c=8, scale 25"] < after_tuning["linear"]
     losses = {row["head"]: mean(row["train_losses"]) for row in rows}
     assert sorted(losses, key=losses.__getitem__)[:2] == ["unit capsule c=8, scale 25", "cosine, scale 25"]
+
+
+def test_what_is_said_of_fine_tuned_heads_was_measured():
+    rows = loaded("fine-tuned-heads-cpu.json")["rows"]
+    linear, cosine, *capsules = (results.row_from(row) for row in rows)
+    assert [row.head for row in (linear, cosine)] == ["linear", "cosine, scale 25"]
+    gap = results.difference(cosine, linear)
+    assert (gap.n, round(gap.mean)) == (3, -3)
+    assert gap.mean + gap.half_width < 0
+    for capsule in capsules:
+        against_linear, against_cosine = (results.difference(capsule, other) for other in (linear, cosine))
+        assert -2 < against_linear.mean < -1
+        assert (against_linear.mean + against_linear.half_width < 0) == ("c=16" in capsule.head)
+        assert 0.9 < against_cosine.mean < 2
+        assert against_cosine.mean > against_cosine.half_width
+    losses = {row["head"]: mean(row["train_losses"]) for row in rows}
+    assert min(losses, key=losses.__getitem__) == "unit capsule c=16, scale 25"
 
 
 def test_what_is_said_of_learning_rates_on_cifar_was_measured():
