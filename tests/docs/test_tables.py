@@ -116,6 +116,8 @@ OUTCOMES = [
     Outcome("ResNet-8 with 512 features trained end to end on CIFAR-100, learning rate tuned for each head",
             "end-to-end-cpu.json", {"group": "cifar100-resnet8-d512"}, LINEAR,
             ("unit capsule c=8, scale 25", "unit c=8, scale 25"), "seed"),
+    Outcome("the same with 64 features", "widths-cpu.json", {"group": "cifar100-resnet8-d64"}, LINEAR,
+            ("unit capsule c=8, scale 25", "unit c=8, scale 25"), "seed"),
     Outcome("EfficientNet-Lite0 fine-tuned on 5,000 images of CIFAR-100, learning rate tuned for each head",
             "fine-tuned-heads-cpu.json", {"group": "cifar100-5000-lite0"}, LINEAR,
             ("unit capsule c=8, scale 25", "unit c=8, scale 25"), "seed"),
@@ -162,6 +164,20 @@ def test_what_is_said_of_heads_trained_end_to_end_was_measured():
     grassmann, *order, _, _ = sorted(losses, key=losses.__getitem__)
     assert order == [unit.head, cosine.head]
     assert losses[grassmann] > 0.5
+
+
+def test_what_is_said_of_narrow_features_was_measured():
+    rows = loaded("widths-cpu.json")["rows"]
+    linear, unit = (results.row_from(row) for row in rows)
+    assert {row["backbone"] for row in rows} == {"resnet8_d64"}
+    gap = results.difference(unit, linear)
+    assert (gap.n, round(gap.mean)) == (3, -5)
+    assert gap.mean + gap.half_width < 0
+    wide = {row["head"]: results.row_from(row) for row in loaded("end-to-end-cpu.json")["rows"] if row["errors"]}
+    wide_gap = results.difference(wide[unit.head], wide["linear"])
+    assert abs(wide_gap.mean - gap.mean) < wide_gap.half_width + gap.half_width
+    linear_rate, unit_rate = (row["recipe"]["lr"] for row in rows)
+    assert unit_rate == rows[1]["tries"][0]["changes"]["lr"] < linear_rate
 
 
 def test_what_is_said_of_superclasses_was_measured():
