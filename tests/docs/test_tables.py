@@ -75,6 +75,7 @@ def cell(errors):
 
 
 LINEAR, C_4 = ("linear", "linear"), ("capsule c=4", "c=4")
+UNIT = ("unit capsule c=8, scale 25", "unit c=8, scale 25")
 
 
 @dataclass
@@ -114,19 +115,16 @@ OUTCOMES = [
     Outcome("the same, learning rate tuned for each head, on held-out images", "table3-cpu.json",
             {"data": "digits, held-out images"}, LINEAR, ("capsule c=8", "c=8"), "seed"),
     Outcome("ResNet-8 with 512 features trained end to end on CIFAR-100, learning rate tuned for each head",
-            "end-to-end-cpu.json", {"group": "cifar100-resnet8-d512"}, LINEAR,
-            ("unit capsule c=8, scale 25", "unit c=8, scale 25"), "seed"),
-    Outcome("the same with 64 features", "widths-cpu.json", {"group": "cifar100-resnet8-d64"}, LINEAR,
-            ("unit capsule c=8, scale 25", "unit c=8, scale 25"), "seed"),
+            "end-to-end-cpu.json", {"group": "cifar100-resnet8-d512"}, LINEAR, UNIT, "seed"),
+    Outcome("the same with 64 features", "widths-cpu.json", {"group": "cifar100-resnet8-d64"}, LINEAR, UNIT, "seed"),
     Outcome("EfficientNet-Lite0 fine-tuned on 5,000 images of CIFAR-100, learning rate tuned for each head",
-            "fine-tuned-heads-cpu.json", {"group": "cifar100-5000-lite0"}, LINEAR,
-            ("unit capsule c=8, scale 25", "unit c=8, scale 25"), "seed"),
+            "fine-tuned-heads-cpu.json", {"group": "cifar100-5000-lite0"}, LINEAR, UNIT, "seed"),
     Outcome("the same", "fine-tuned-heads-cpu.json", {"group": "cifar100-5000-lite0"},
-            ("cosine, scale 25", "cosine, scale 25"), ("unit capsule c=8, scale 25", "unit c=8, scale 25"), "seed"),
+            ("cosine, scale 25", "cosine, scale 25"), UNIT, "seed"),
     Outcome("ResNet-8 trained end to end on 5,000 images of CIFAR-10", "table3-cpu.json",
             {"data": "cifar10, 5,000 images"}, LINEAR, C_4, "seed"),
     Outcome("the same, learning rate tuned for each head", "tuned-cifar10-cpu.json", {"group": "cifar10-5000-tuned"},
-            LINEAR, ("unit capsule c=8, scale 25", "unit c=8, scale 25"), "seed"),
+            LINEAR, UNIT, "seed"),
 ]  # fmt: skip
 
 
