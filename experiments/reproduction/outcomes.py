@@ -48,6 +48,7 @@ class About:
     parameters: int
     commits: tuple[str, ...]
     fingerprint: str
+    speed: Mapping[str, Any]
 
 
 class Finished:
@@ -190,7 +191,8 @@ def _outcome_of_run(run: Run) -> Outcome:
 
 def _about_run(run: Run) -> About:
     known, summary = run.environment, run.summary
-    return About(summary["data"], summary["parameters"], (str(known["commit"]),), known["data"])
+    commits = (str(known["commit"]),)
+    return About(summary["data"], summary["parameters"], commits, known["data"], _speed(run.recipe.to_dict()))
 
 
 def _outcome_of_row(row: Mapping[str, Any], index: int) -> Outcome:
@@ -205,7 +207,13 @@ def _outcome_of_row(row: Mapping[str, Any], index: int) -> Outcome:
 
 
 def _about_row(row: Mapping[str, Any]) -> About:
-    return About(row["recipe"]["data"], row["parameters"], tuple(row["commits"]), row["data_fingerprint"])
+    recipe, commits = row["recipe"], tuple(row["commits"])
+    return About(recipe["data"], row["parameters"], commits, row["data_fingerprint"], _speed(recipe))
+
+
+def _speed(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """How the runs of a recipe were made faster, which an entry that is run again may ask for differently."""
+    return {name: recipe.get(name, usual) for name, usual in SPEED.items()}
 
 
 def make_rows(entries: Sequence[Entry], finished: Finished) -> list[dict[str, Any]]:
@@ -252,7 +260,7 @@ def _row(
         "epochs": outcomes[0].epochs if outcomes else [],
         "curves": [outcome.curve for outcome in outcomes],
         "train_losses": [outcome.train_loss for outcome in outcomes],
-        "recipe": {"data": about.data, **recipe},
+        "recipe": {"data": about.data, **recipe, **about.speed},
         "tries": [
             {"changes": dict(changes), "validation_errors": errors}
             for changes, errors in zip(entry.trials, trial_errors, strict=True)
