@@ -45,6 +45,8 @@ HIDDEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 JOINERS = "\u200c\u200d"
 # Off a terminal, work that is not counted in epochs or runs gets a line this often; a notebook's line changes as often.
 LINE_SECONDS, NOTEBOOK_SECONDS = 60.0, 0.2
+# The first steps include loading and compiling: before this share of the work, they say nothing of the time left.
+LEAST_SHARE = 0.01
 
 T = TypeVar("T")
 
@@ -273,7 +275,7 @@ class _Timer:
                 self.started, self.first = now, done
             self.step = step
         work, rest = done - self.first, total - done
-        if work <= 0 or text.endswith(" left"):
+        if work <= LEAST_SHARE * total or text.endswith(" left"):
             return text
         return f"{text}  {timedelta(seconds=round((now - self.started) / work * rest))} left"
 

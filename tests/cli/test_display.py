@@ -66,6 +66,17 @@ def test_other_work_gets_a_line_a_minute_and_none_if_it_is_short(clock):
     assert console.file.getvalue() == "evaluating  0:00:20 left\n"
 
 
+def test_the_time_left_is_not_estimated_from_the_first_steps(clock):
+    console = Console(file=io.StringIO(), width=80)
+    with progress_bar(console) as report:
+        report("run 1/2", 0, 1000)
+        clock[0] += 70  # compiling
+        report("run 1/2", 1, 1000)
+        clock[0] += 70
+        report("run 1/2", 140, 1000)
+    assert console.file.getvalue().splitlines() == ["run 1/2", "run 1/2  0:14:20 left"]
+
+
 @pytest.mark.parametrize("terminal", [True, False])
 def test_quiet_shows_no_progress(terminal):
     console = CommandConsole(file=io.StringIO(), force_terminal=terminal)
