@@ -51,7 +51,7 @@ def planned(data: str, weights: Path, folder: Path, seeds: int, image_size: int 
         data=data, train_size=TRAIN_SIZE, image_size=image_size, epochs=EPOCHS, pretrained=str(weights.resolve())
     )
     # Channels last: the same network, in two thirds of the time on a CPU.
-    base = base.changed(interpolation="bicubic", mean=(0.5,) * 3, std=(0.5,) * 3, channels_last=True)
+    base = base.changed(interpolation="bicubic", mean=(0.5,) * 3, std=(0.5,) * 3, channels_last=True, decay_head=True)
     cells = []
     for start, changes in STARTS.items():
         for head, of_head in HEADS.items():

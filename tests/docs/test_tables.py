@@ -164,6 +164,16 @@ def test_what_is_said_of_heads_trained_end_to_end_was_measured():
     assert losses[grassmann] > 0.5
 
 
+def test_the_recipe_of_wide_features_is_the_one_that_was_measured():
+    path = ROOT / "recipes/cpu/cifar100-resnet8-d512.toml"
+    rows = {row["head"]: row for row in loaded("end-to-end-cpu.json")["rows"]}
+    unit, linear = rows[UNIT[0]], rows["linear"]
+    shipped = Recipe.from_toml(path).changed(compile=unit["recipe"]["compile"]).to_dict()
+    assert {name: shipped[name] for name in unit["recipe"]} == unit["recipe"]
+    assert f"# Expected: {mean(unit['errors']):.1f} % errors, the mean of three seeds" in path.read_text()
+    assert f"a learning rate tuned for it: {mean(linear['errors']):.1f} %" in path.read_text()
+
+
 def test_what_is_said_of_narrow_features_was_measured():
     rows = loaded("widths-cpu.json")["rows"]
     linear, unit = (results.row_from(row) for row in rows)
