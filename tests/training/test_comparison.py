@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cappronet.training import comparison
-from cappronet.training.comparison import PlannedRun, find_devices, plan_text, train_all
+from cappronet.training.comparison import HEAD_VARIANTS, PlannedRun, find_devices, plan_text, planned_runs, train_all
 from cappronet.training.loop import Hardware
 from cappronet.training.recipe import Recipe
 from cappronet.training.workers import pace
@@ -46,6 +46,15 @@ def test_devices_that_are_not_there_are_refused(gpus, arguments, message):
     gpus(1)
     with pytest.raises(ValueError, match="there are 1 of cuda"):
         find_devices("cuda", 4)
+
+
+def test_heads_on_unit_features_are_compared_with_one_fixed_scale(tmp_path):
+    runs = planned_runs(Recipe(scale="learned"), ["pixels"], list(HEAD_VARIANTS), 1, tmp_path)
+    labels = {run.recipe.head_label for run in runs}
+    assert {label for label in labels if "scale" in label} == {
+        *("cosine, scale 25", "subcenter c=4, scale 25", "unit capsule c=4, scale 25")
+    }
+    assert {"linear", "capsule c=4", "group c=4"} < labels
 
 
 def record(job, report):

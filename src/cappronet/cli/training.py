@@ -126,7 +126,8 @@ def compare(
         Backbones to compare on; repeat the option for several. By default pixels and resnet8, or the recipe's.
     heads
         Heads to compare; repeat the option for several: linear, cosine, weightnorm, subcenter, group, capsule (as in
-        the paper), capsule-unit (unit features and a learned scale). By default linear, group, capsule, capsule-unit.
+        the paper), capsule-unit (unit features). Scores of unit features, as cosine, subcenter and capsule-unit have
+        them, are multiplied by 25. By default linear, group, capsule, capsule-unit.
     seeds
         Runs of each head, with seeds 0, 1, ...
     jobs

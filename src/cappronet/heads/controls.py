@@ -19,6 +19,8 @@ Scale = float | Literal["learned"] | None
 # log(L / loss) to get the loss down; lengths as in the paper grow with the features.
 SCALE_OF_UNIT_FEATURES = 16.0
 SCALE_OF_FEATURES = 1.0
+# What multiplies the scores of unit features where nothing else is asked for; docs/decisions.md says why it is fixed.
+FIXED_SCALE = 25.0
 
 
 class GroupedNeurons(nn.Module):

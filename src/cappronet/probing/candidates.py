@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
 from cappronet.heads import MLP, CapsuleProjection, Centering, GroupedNeurons, create_head
+from cappronet.heads.controls import FIXED_SCALE
 from cappronet.probing.classifier import CapsuleClassifier
 from cappronet.probing.fitting import fit_head
 from cappronet.probing.settings import Setting
-from cappronet.probing.subspaces import SCALE
 
 __all__ = ["MOST_ITERATIONS", "epochs_and_batch", "fit", "folded", "model_options", "new_head", "resolved"]
 
@@ -31,7 +31,7 @@ def model_options(setting: Setting) -> dict[str, Any]:
     name = "linear" if setting.head == "logistic" else setting.head
     options: dict[str, Any] = {"head": name, "capsule_dim": setting.capsule_dim}
     if setting.head == "capsule":
-        options |= {"centered": True, "normalize": True, "scale": setting.scale or SCALE}
+        options |= {"centered": True, "normalize": True, "scale": setting.scale or FIXED_SCALE}
     if setting.head == "mlp":
         options |= {"width": setting.width, "hidden_dropout": setting.dropout}
     return options

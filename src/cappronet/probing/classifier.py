@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 
 from cappronet import projection
 from cappronet.extras import require
+from cappronet.heads.controls import FIXED_SCALE
 from cappronet.probing.closed_form import (
     as_tensor,
     class_subspace,
@@ -20,7 +21,7 @@ from cappronet.probing.closed_form import (
     leading_of_moment,
     lengths_by_bases,
 )
-from cappronet.probing.subspaces import SCALE, default_dim
+from cappronet.probing.subspaces import default_dim
 
 require("sklearn", "sklearn")
 
@@ -241,7 +242,7 @@ class CapsuleClassifier(TrainedSubspaces):
         self._set_bases([np.zeros((0, d))] * L)
         self._offsets = np.zeros(L)
         self._moments = None if self._by_gradient else np.zeros((L, d, d))
-        scale = SCALE if isinstance(self.scale, str) else self.scale
+        scale = FIXED_SCALE if isinstance(self.scale, str) else self.scale
         self.scale_ = scale / (rms_length(prepared) if self.hidden_size is None else 1)
 
     def add_class(self, X: ArrayLike, label: Any) -> Self:
@@ -306,7 +307,7 @@ class CapsuleClassifier(TrainedSubspaces):
             self._add_to_mean(features, weights[rows])
             subspaces.append(class_subspace(features, weights[rows], self._dim, self.energy, step))
             held_out.append(features[subspaces[-1].held_out > 0])
-        self.scale_ = SCALE / (1 if self.normalize else rms_length(X, weights))
+        self.scale_ = FIXED_SCALE / (1 if self.normalize else rms_length(X, weights))
         if any(map(len, held_out)):
             self._set_bases([subspace.basis_of_rest for subspace in subspaces])
             lengths = lengths_by_bases(np.concatenate(held_out), self.bases_)

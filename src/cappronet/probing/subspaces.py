@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from cappronet import projection
+from cappronet.heads.controls import FIXED_SCALE
 from cappronet.probing.descent import Samples, Schedule, Subspaces, descend
 
 __all__ = [
     "MANY_SAMPLES",
-    "SCALE",
     "default_dim",
     "default_schedule",
     "few_samples_lr",
@@ -19,9 +19,7 @@ __all__ = [
     "validated_scale",
 ]
 
-# Lengths of unit features are multiplied by this before the softmax; docs/decisions.md says why it is fixed.
-SCALE = 25.0
-# The other candidate, for features of which the classes share almost everything: there lengths hardly differ.
+# The other candidate for the scale, where classes share almost everything and lengths hardly differ.
 LARGE_SCALE = 100.0
 # From this many samples on, a fifth of them decides between the two, in subspaces of few dimensions.
 MANY_SAMPLES, PILOT_DIM = 20_000, 8
@@ -98,17 +96,17 @@ def validated_scale(samples: Samples, classes: int, dim: int, seed: int) -> floa
     """25, or 100 where that makes clearly fewer errors on a tenth of many samples, after a fit to another tenth."""
     n = len(samples.x)
     if n < MANY_SAMPLES:
-        return SCALE
+        return FIXED_SCALE
     fitted, others = torch.from_numpy(np.random.default_rng(seed).permutation(n)[: n // 5]).chunk(2)
     # The schedule of all samples, whatever the size of the part.
     schedule = _usual_schedule(len(fitted), samples.x.shape[1], len(fitted), classes)
     own = Samples(*(part[fitted] for part in samples))
     start = first_bases(*own, classes, min(dim, PILOT_DIM), seed)
     wrong = []
-    for scale in (SCALE, LARGE_SCALE):
+    for scale in (FIXED_SCALE, LARGE_SCALE):
         model = Subspaces(start, scale)
         descend(model, own, schedule, seed=seed)
         longest = [projection.capsule_lengths(samples.x[rows], model.bases).argmax(-1) for rows in others.split(1000)]
         wrong.append(float(samples.weights[others][torch.cat(longest) != samples.y[others]].sum()))
     # A difference of two standard errors, as if the two made their errors independently.
-    return LARGE_SCALE if wrong[0] - wrong[1] > 2 * math.sqrt(wrong[0] + wrong[1]) else SCALE
+    return LARGE_SCALE if wrong[0] - wrong[1] > 2 * math.sqrt(wrong[0] + wrong[1]) else FIXED_SCALE

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from sklearn.utils import check_random_state
 from torch import Tensor
 
+from cappronet.heads.controls import FIXED_SCALE
 from cappronet.probing.closed_form import held_out_weights, lengths_by_bases, orthonormal
 from cappronet.probing.descent import (
     HiddenSubspaces,
@@ -23,7 +24,7 @@ from cappronet.probing.descent import (
 )
 from cappronet.probing.fitted import FittedSubspaces
 from cappronet.probing.scale import Floats, Integers, fitted_scale, rms_length, rows_by_class
-from cappronet.probing.subspaces import MANY_SAMPLES, SCALE, default_schedule, first_bases, validated_scale
+from cappronet.probing.subspaces import MANY_SAMPLES, default_schedule, first_bases, validated_scale
 from cappronet.reporting import progress_for
 
 __all__ = ["TrainedSubspaces"]
@@ -67,7 +68,7 @@ class TrainedSubspaces(FittedSubspaces):
             self._start_hidden_layer(prepared, weights, seed)
             x = hidden_features(x, *self._layer(factor, x.dtype))
         c = min(int(self._dim), max(1, x.shape[1] - 1))
-        scale = SCALE if isinstance(self.scale, str) else self.scale
+        scale = FIXED_SCALE if isinstance(self.scale, str) else self.scale
         if self.scale == "auto" and self.hidden_size is None:
             scale = validated_scale(samples, L, c, seed)
         bases = list(first_bases(x, samples.y, samples.weights, L, c, seed).double().numpy())

@@ -191,7 +191,7 @@ def compare(
         test: for arrays and a `Dataset`: images to measure errors on.
         backbones: backbones to compare on; by default pixels and resnet8, or the recipe's.
         heads: `linear`, `cosine`, `weightnorm`, `subcenter`, `group`, `capsule` (as in the paper) or `capsule-unit`
-            (unit features and a learned scale).
+            (unit features). Heads on unit features have a scale of 25: `cosine`, `subcenter` and `capsule-unit`.
         seeds: runs of each head, with seeds 0, 1, ...
         recipe: a recipe file, or a shipped recipe by its name, whose values the arguments override.
         folder: where the runs are written; without one, nothing is kept but the result. Finished runs in it are kept,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cappronet.heads import HEADS
+from cappronet.heads.controls import FIXED_SCALE
 from cappronet.reporting import Report, did_you_mean, silent
 from cappronet.training.recipe import Recipe
 from cappronet.training.run_folder import Run
@@ -25,10 +26,12 @@ __all__ = [
     "train_all",
 ]
 
-# What each name on the command line changes in the recipe.
+# What each name on the command line changes in the recipe. All heads on unit features have the same fixed scale,
+# whether a class is a vector, several or a subspace.
 HEAD_VARIANTS: Mapping[str, Mapping[str, Any]] = {
     **{name: {"head": name, "normalize": False, "scale": "none"} for name in HEADS},
-    "capsule-unit": {"head": "capsule", "normalize": True, "scale": "learned"},
+    **{name: {"head": name, "normalize": False, "scale": FIXED_SCALE} for name in ("cosine", "subcenter")},
+    "capsule-unit": {"head": "capsule", "normalize": True, "scale": FIXED_SCALE},
 }
 DEFAULT_HEADS = ("linear", "group", "capsule", "capsule-unit")
 
