@@ -3,9 +3,10 @@ from experiments.reproduction.conditions import conditions_table
 LINEAR = "capsules against linear"
 
 
-def row(head, errors, *, c=8, lr=0.1, validation=(), group="A"):
+def row(head, errors, *, c=8, lr=0.1, validation=(), group="A", unit=False):
     tries = [{"changes": {"lr": lr}, "validation_errors": [error]} for error in validation]
     recipe = {"head": head, "capsule_dim": c, "lr": lr, "epochs": 12}
+    recipe |= {"normalize": True, "scale": 25.0} if unit else {"normalize": False, "scale": "none"}
     return {
         "data": "data",
         "backbone": "resnet8",
@@ -40,7 +41,7 @@ def test_the_head_that_stands_for_all_is_chosen_by_validation_not_by_test_error(
     chosen = row("capsule", [5.0, 6.0], c=4, validation=[9.5, 7.0], lr=0.4)
     line = cells(linear, lucky, chosen, row("cosine", [6.0, 7.5], validation=[8.0]))
     assert line["condition"] == "data, resnet8, 12 epochs, a learning rate for each head"
-    assert line["capsules, error %"].startswith("capsule c=4: 5.50 ±")
+    assert line["error %"].split("; ")[1].startswith("capsule c=4: 5.50 ±")
     assert line[LINEAR].startswith("capsules win, -5.00 ± 0.00")
     assert line["against one vector for each class"].startswith("cosine c=8: tie, -1.25 ±")
 
@@ -64,7 +65,7 @@ def test_a_head_with_fewer_seeds_does_not_stand_for_all():
 
 def test_without_tuning_the_papers_capsule_dimension_stands_for_all():
     line = cells(row("linear", [10.0, 11.0]), row("capsule", [1.0, 1.1], c=2), row("capsule", [5.0, 6.0], c=8))
-    assert line["capsules, error %"].startswith("capsule c=8:")
+    assert line["error %"].split("; ")[1].startswith("capsule c=8:")
     assert line["condition"].endswith("one learning rate")
 
 
@@ -78,3 +79,23 @@ def test_rates_that_were_tuned_and_agree_are_still_those_of_each_head():
     capsule["recipe"]["pretrained"] = "timm"
     told = cells(linear, capsule)["condition"]
     assert told == "data, pretrained resnet8, 12 epochs, a learning rate for each head"
+
+
+def test_the_papers_capsules_are_told_apart():
+    linear, unit = row("linear", [10.0, 11.0, 12.0]), row("capsule", [5.0, 6.0, 7.0], unit=True, validation=[1.0])
+    paper = row("capsule", [15.0, 16.0, 17.1], c=4, validation=[2.0])
+    line = cells(linear, unit, paper)
+    assert line[LINEAR].startswith("capsules win, -5.00")
+    assert line["the paper's capsules against linear"].startswith("c=4: capsules lose, +5.03")
+    assert cells(linear, unit)["the paper's capsules against linear"] == ""
+
+
+def test_conditions_are_in_the_order_of_outcomes():
+    errors = {"loses": [15.0, 16.1, 16.9], "ties": [9.0, 12.0, 12.0], "wins": [5.0, 6.1, 6.9]}
+    rows = [
+        measured
+        for group, of_capsules in errors.items()
+        for measured in (row("linear", [10.0, 11.0, 12.0], group=group), row("capsule", of_capsules, group=group))
+    ]
+    outcomes = [line[1].partition(",")[0] for line in conditions_table([{"rows": rows}]).rows]
+    assert outcomes == ["capsules win", "tie", "capsules lose"]
