@@ -47,7 +47,7 @@ def main() -> None:
     torch.manual_seed(0)
     backbone = DistributedDataParallel(nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128)).to(device))
     with torch.device("meta"):  # no process ever holds all bases
-        head = CapsuleProjection(128, options.classes, capsule_dim=4, normalize=True, scale="learned")
+        head = CapsuleProjection(128, options.classes, capsule_dim=4, normalize=True, scale=25.0)
     head = shard_classes(head, mesh, gather=True)  # not inside DDP: each process has its own classes
     optimizer = torch.optim.AdamW([*backbone.parameters(), *head.parameters()], lr=0.01)
 

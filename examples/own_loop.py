@@ -23,7 +23,7 @@ SPLITS = 5
 HEADS = {
     "nn.Linear(64, 10)": lambda: nn.Linear(64, 10),
     "GroupedNeurons(64, 10, 4)": lambda: GroupedNeurons(64, 10, 4),
-    "CapsuleProjection(64, 10, 4)": lambda: CapsuleProjection(64, 10, 4, normalize=True, scale="learned"),
+    "CapsuleProjection(64, 10, 4)": lambda: CapsuleProjection(64, 10, 4, normalize=True, scale=25.0),
 }
 
 
