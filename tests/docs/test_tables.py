@@ -156,12 +156,17 @@ def test_what_is_said_of_heads_trained_end_to_end_was_measured():
     assert clear(unit, cosine)
     assert not clear(rows["group c=8"], linear)
     assert not clear(rows["unit capsule c=8, scale 25, Grassmann step"], unit)
+    assert not clear(rows["unit capsule c=16, scale 25"], unit)
+    assert clear(rows["capsule c=8"], linear)
+    assert round(rows["capsule c=8"].mean - linear.mean, 1) == 1.5
+    assert rows["unit capsule c=16, scale 25"].mean < unit.mean
     assert (round(unit.mean - linear.mean), round(unit.mean - cosine.mean)) == (-9, -4)
     assert 0.5 < (linear.mean - cosine.mean) / (linear.mean - unit.mean) < 0.6
     losses = {row["head"]: mean(row["train_losses"]) for row in loaded("end-to-end-cpu.json")["rows"] if row["errors"]}
-    grassmann, *order, _, _ = sorted(losses, key=losses.__getitem__)
-    assert order == [unit.head, cosine.head]
-    assert losses[grassmann] > 0.5
+    *fastest, third, fourth, _, _, _ = sorted(losses, key=losses.__getitem__)
+    assert set(fastest) == {"unit capsule c=16, scale 25", "unit capsule c=8, scale 25, Grassmann step"}
+    assert (third, fourth) == (unit.head, cosine.head)
+    assert min(losses.values()) > 0.5
 
 
 def test_the_recipe_of_wide_features_is_the_one_that_was_measured():
@@ -211,6 +216,7 @@ def test_what_is_said_of_few_images_with_tuned_rates_was_measured():
         assert gap.n == 3
         assert 1 < gap.mean < 3
         assert (gap.mean > gap.half_width) == (row.head != "group c=8")
+        assert row.head != "capsule c=8" or round(gap.mean) == 3
     after_tuning = {row["head"]: min(mean(trial["validation_errors"]) for trial in row["tries"]) for row in rows}
     assert after_tuning["unit capsule c=8, scale 25"] < after_tuning["linear"]
     losses = {row["head"]: mean(row["train_losses"]) for row in rows}
@@ -238,7 +244,7 @@ def test_what_is_said_of_learning_rates_on_cifar_was_measured():
     for file in ("end-to-end-cpu.json", "tuned-cifar10-cpu.json"):
         rates = {row["head"]: row["recipe"]["lr"] for row in loaded(file)["rows"] if row["errors"]}
         capsules = [rate for head, rate in rates.items() if "capsule" in head]
-        assert len(capsules) == 2
+        assert len(capsules) >= 2
         assert max(capsules) <= rates["linear"] / 2
 
 
