@@ -143,6 +143,19 @@ def test_the_readme_shows_four_of_these_rows():
     assert {row.split(" | ")[-1] for row in rows[1:]} == {"fewer errors |", "more errors |", "no clear difference |"}
 
 
+def test_what_is_said_of_the_comparison_on_digits_was_measured():
+    rows = [results.row_from(row) for row in loaded("compare_digits.json")["rows"]]
+    pixels, resnet = ({row.head: row for row in rows if row.backbone == name} for name in ("pixels", "resnet8"))
+    for head in ("capsule c=4", "unit capsule c=4, scale 25"):
+        assert 0.45 < pixels[head].mean / pixels["linear"].mean < 0.55
+        assert pixels[head].mean + pixels[head].half_width < pixels["group c=4"].mean - pixels["group c=4"].half_width
+    gaps = {head: results.difference(row, resnet["linear"]) for head, row in resnet.items() if head != "linear"}
+    assert [head for head, gap in gaps.items() if abs(gap.mean) > gap.half_width] == ["unit capsule c=4, scale 25"]
+    gap = gaps["unit capsule c=4, scale 25"]
+    assert round(gap.mean, 1) == 0.4
+    assert gap.mean - gap.half_width < 0.02
+
+
 def test_what_is_said_of_heads_trained_end_to_end_was_measured():
     rows = {row["head"]: results.row_from(row) for row in loaded("end-to-end-cpu.json")["rows"] if row["errors"]}
     linear, cosine, unit = (rows[head] for head in ("linear", "cosine, scale 25", "unit capsule c=8, scale 25"))
