@@ -289,6 +289,12 @@ def test_what_is_said_of_transfer_was_measured():
     ]
     assert not any(clear_difference(errors, capsule, cosine) for errors in settings.values())
     assert not any(clear_difference(errors, "group c=8", "linear") for errors in settings.values())
+    wide = "unit capsule c=16, scale 25"
+    against_cosine = {name: clear_difference(errors, wide, cosine) for name, errors in settings.items()}
+    assert against_cosine.pop(("1-NN", "all")) == ""
+    assert set(against_cosine.values()) == {"more"}
+    for (_, images), errors in settings.items():
+        assert clear_difference(errors, wide, "linear") == ("fewer" if images == "all" else "")
 
 
 @pytest.mark.parametrize(("other", "least", "most"), [("linear", 4.5, 9.2), ("cosine, scale 25", 1.45, 3)])
