@@ -15,7 +15,7 @@ HEADINGS = (
     *("condition", "capsules against linear", "against one vector for each class"),
     *("the paper's capsules against linear", "error %"),
 )
-OUTCOMES = ("capsules win", "tie", "capsules lose")
+OUTCOMES = WIN, TIE, LOSE = "capsules win", "tie", "capsules lose"
 CAPSULE_DIM = 8  # the paper's choice, which stands for a group whose heads were not tuned
 VECTOR_HEADS = ("cosine", "weightnorm")
 
@@ -36,6 +36,7 @@ def conditions_table(contents: Iterable[Mapping[str, Any]]) -> Table:
 
 
 def _rank(line: tuple[str, ...]) -> int:
+    """Wins first; what has no outcome yet comes last."""
     outcome = line[1].partition(",")[0]
     return OUTCOMES.index(outcome) if outcome in OUTCOMES else len(OUTCOMES)
 
@@ -81,7 +82,7 @@ def _against(capsule: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     gap = difference(row_from(dict(capsule)), row_from(dict(other)))
     if gap is None:
         return "one seed"
-    outcome = "tie" if abs(gap.mean) <= gap.half_width else "capsules win" if gap.mean < 0 else "capsules lose"
+    outcome = TIE if abs(gap.mean) <= gap.half_width else WIN if gap.mean < 0 else LOSE
     return _unbroken(f"{outcome}, {gap.mean:+.2f} ± {gap.half_width:.2f}")
 
 
