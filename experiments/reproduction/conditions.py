@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from cappronet.reporting import Table
-from cappronet.training.results import difference, row_from
+from cappronet.training.results import Difference, difference, row_from
 from experiments.reproduction.tables import error_cell
 
 __all__ = ["conditions_table"]
@@ -15,7 +15,7 @@ HEADINGS = (
     *("condition", "capsules against linear", "against one vector for each class"),
     *("the paper's capsules against linear", "error %"),
 )
-OUTCOMES = WIN, TIE, LOSE = "capsules win", "tie", "capsules lose"
+OUTCOMES = WIN, TIE, LOSE, OPEN = "capsules win", "tie", "capsules lose", "one seed"
 CAPSULE_DIM = 8  # the paper's choice, which stands for a group whose heads were not tuned
 VECTOR_HEADS = ("cosine", "weightnorm")
 
@@ -31,21 +31,14 @@ def conditions_table(contents: Iterable[Mapping[str, Any]]) -> Table:
     """
     rows = [row for content in contents for row in content["rows"] if row["errors"]]
     groups = {row["group"]: [other for other in rows if other["group"] == row["group"]] for row in rows}
-    lines = [line for line in (_line(group) for group in groups.values()) if line is not None]
-    return Table(HEADINGS, sorted(lines, key=_rank), names=len(HEADINGS))
+    pairs = [(group, _selected(group, "linear"), _selected(group, "capsule")) for group in groups.values()]
+    compared = [(group, linear, capsule) for group, linear, capsule in pairs if linear and capsule]
+    compared.sort(key=lambda pair: OUTCOMES.index(_outcome(_gap(pair[2], pair[1]))))
+    return Table(HEADINGS, [_line(*pair) for pair in compared], names=len(HEADINGS))
 
 
-def _rank(line: tuple[str, ...]) -> int:
-    """Wins first; what has no outcome yet comes last."""
-    outcome = line[1].partition(",")[0]
-    return OUTCOMES.index(outcome) if outcome in OUTCOMES else len(OUTCOMES)
-
-
-def _line(rows: Rows) -> tuple[str, ...] | None:
-    linear, capsule = _selected(rows, "linear"), _selected(rows, "capsule")
+def _line(rows: Rows, linear: Mapping[str, Any], capsule: Mapping[str, Any]) -> tuple[str, ...]:
     vectors = [row for row in (_selected(rows, head) for head in VECTOR_HEADS) if row is not None]
-    if linear is None or capsule is None:
-        return None
     tuned = any(row["tries"] for row in rows) or len({row["recipe"]["lr"] for row in rows}) > 1
     rates = "a learning rate for each head" if tuned else "one learning rate"
     pretrained = "pretrained " if capsule["recipe"].get("pretrained", "none") != "none" else ""
@@ -77,13 +70,22 @@ def _validation_error(row: Mapping[str, Any]) -> float:
     return min((statistics.mean(of_trial) for of_trial in errors if of_trial), default=math.inf)
 
 
-def _against(capsule: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """The paired difference to another head, and whether its 95 % interval excludes zero."""
-    gap = difference(row_from(dict(capsule)), row_from(dict(other)))
+def _gap(row: Mapping[str, Any], other: Mapping[str, Any]) -> Difference | None:
+    return difference(row_from(dict(row)), row_from(dict(other)))
+
+
+def _outcome(gap: Difference | None) -> str:
+    """Whether the 95 % interval of a paired difference excludes zero, and on which side."""
     if gap is None:
-        return "one seed"
-    outcome = TIE if abs(gap.mean) <= gap.half_width else WIN if gap.mean < 0 else LOSE
-    return _unbroken(f"{outcome}, {gap.mean:+.2f} ± {gap.half_width:.2f}")
+        return OPEN
+    return TIE if abs(gap.mean) <= gap.half_width else WIN if gap.mean < 0 else LOSE
+
+
+def _against(capsule: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """The outcome of a comparison with another head, and the difference."""
+    gap = _gap(capsule, other)
+    numbers = "" if gap is None else f", {gap.mean:+.2f} ± {gap.half_width:.2f}"
+    return _unbroken(_outcome(gap) + numbers)
 
 
 def _unbroken(text: str) -> str:
