@@ -8,16 +8,22 @@ from typing import Any
 import numpy as np
 
 from cappronet.extras import require
-from cappronet.training.figures import BLUE, GREEN, GREY, ORANGE, PINK, VERMILION, draw_themes
+from cappronet.training.figures import BLUE, GREEN, GREY, ORANGE, PINK, SKY, VERMILION, draw_themes
 from cappronet.training.results import row_from
 
 __all__ = ["draw_all", "error_over_dimension", "error_over_epochs", "error_over_trials", "figure_size", "panels"]
 
 Rows = Sequence[Mapping[str, Any]]
-# The colours of the paper's heads; the best of the grouped heads has blue. Other heads have what is left, if that
-# suffices for all of them or if they are capsules with unit features; else they are grey.
-HIGHLIGHTED = {"capsule c=2": ORANGE, "capsule c=4": VERMILION, "capsule c=8": PINK}
-COLOURS = (GREEN, VERMILION, ORANGE, PINK, BLUE)
+# A kind of head has a colour, except for the linear one, which has that of the text; heads of a kind differ in style.
+COLOURS = {
+    "cosine": GREEN,
+    "weightnorm": SKY,
+    "subcenter": ORANGE,
+    "group": BLUE,
+    "capsule": VERMILION,
+    "unit capsule": PINK,
+}
+STYLES = ("o-", "s--", "^:", "D-.", "v-")
 # A line over epochs needs so many points to show more than the table does.
 FEWEST_POINTS = 4
 # How settings of a recipe are called in a picture.
@@ -101,44 +107,29 @@ def _grouped(rows: Rows) -> list[list[Mapping[str, Any]]]:
     return [[row for row in rows if row["group"] == name] for name in names]
 
 
-def _colours(rows: Rows, ink: str) -> dict[str, str]:
-    """The colours of the heads that are highlighted in a panel, by the name of the head."""
-    heads = {row["head"]: row["recipe"] for row in rows}
-    groups = [row for row in rows if row["recipe"]["head"] == "group"]
-    named = {"linear": ink} | HIGHLIGHTED | ({min(groups, key=_final_error)["head"]: BLUE} if groups else {})
-    colours = {name: colour for name, colour in named.items() if name in heads}
-    left = [colour for colour in COLOURS if colour not in colours.values()]
-    unit = [name for name, recipe in heads.items() if recipe["head"] == "capsule" and recipe["normalize"]]
-    others = [name for name in heads if name not in colours and name not in unit]
-    return colours | dict(zip(unit + others if len(unit + others) <= len(left) else unit, left, strict=False))
+def _styles(rows: Rows, ink: str) -> dict[str, tuple[str, str]]:
+    """The colour of each head, by its kind, and its style, by its place among the heads of that kind."""
+    heads = {row["head"]: _kind(row["recipe"]) for row in rows}
+    members = {kind: [head for head in heads if heads[head] == kind] for kind in heads.values()}
+    return {
+        head: (COLOURS.get(kind, ink), STYLES[members[kind].index(head) % len(STYLES)]) for head, kind in heads.items()
+    }
 
 
-def _final_error(row: Mapping[str, Any]) -> float:
-    return statistics.mean(row["errors"]) if row["errors"] else min(_trial_line(row)[1], default=float("inf"))
+def _kind(recipe: Mapping[str, Any]) -> str:
+    return "unit capsule" if recipe["head"] == "capsule" and recipe["normalize"] else recipe["head"]
 
 
 def _draw_lines(axes: Any, rows: Rows, lines: Mapping[str, tuple[Any, Any]], ink: str) -> None:
-    """Highlighted heads in colour over all others in grey, errors on a logarithmic axis, the legend next to them."""
-    colours = _colours(rows, ink)
-    others = [name for name in lines if name not in colours]
-    for number, name in enumerate(others):
-        label = "other heads:\n" + ",\n".join(others) if number == 0 else None
-        axes.plot(*lines[name], color=GREY, alpha=0.45, linewidth=0.9, label=label)
-    for name, colour in colours.items():
-        axes.plot(*lines[name], color=colour, linewidth=1.8, label=name, marker="o", markersize=2.5)
+    """A line for each head, errors on a logarithmic axis, the legend next to them."""
+    for head, (colour, style) in _styles(rows, ink).items():
+        axes.plot(*lines[head], style, color=colour, linewidth=1.5, markersize=3.5, label=head)
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(require("matplotlib.ticker", "plots").LogLocator(subs=(1, 1.5, 2, 3, 4, 6)))
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter("")
     axes.set_title(f"{rows[0]['data']}, {rows[0]['backbone']}", loc="left", fontsize=10)
-    handles, labels = axes.get_legend_handles_labels()
-    order = sorted(range(len(labels)), key=lambda i: labels[i].startswith("other heads"))
-    axes.legend(
-        *([part[i] for i in order] for part in (handles, labels)),
-        fontsize=8,
-        loc="upper left",
-        bbox_to_anchor=(1.01, 1),
-    )
+    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1), handlelength=3.5)
 
 
 def error_over_dimension(rows: Rows, path: Path) -> bool:

@@ -513,16 +513,16 @@ def head_row(name, **recipe):
     return {"head": name, "recipe": settings, "errors": [1.0], "tries": []}
 
 
-def test_every_head_has_a_colour_of_its_own_while_there_are_enough():
+def test_a_kind_of_head_has_a_colour_and_a_head_a_style():
     unit = [head_row(f"unit capsule c={c}", head="capsule", normalize=True) for c in (1, 8)]
-    few = [head_row("linear"), head_row("cosine"), head_row("group c=8"), *unit]
-    colours = figures._colours(few, "black")
-    assert colours.keys() == {row["head"] for row in few}
-    assert len(set(colours.values())) == len(few)
-    many = [*few, *(head_row(f"capsule c={c}") for c in (2, 4, 8)), head_row("weightnorm")]
-    colours = figures._colours(many, "black")
-    assert colours.keys() == {"linear", "group c=8", "capsule c=2", "capsule c=4", "capsule c=8", "unit capsule c=1"}
-    assert len(set(colours.values())) == len(colours)
+    paper = [head_row(f"capsule c={c}") for c in (1, 2, 4, 8, 16)]
+    rows = [*map(head_row, ("linear", "cosine", "weightnorm", "subcenter c=4", "group c=8")), *paper, *unit]
+    styles = figures._styles(rows, "black")
+    assert list(styles) == [row["head"] for row in rows]
+    assert len(set(styles.values())) == len(rows)
+    assert styles["linear"] == ("black", "o-")
+    assert len({colour for colour, _ in styles.values()}) == 7
+    assert len({styles[row["head"]][0] for row in paper}) == len({styles[row["head"]][0] for row in unit}) == 1
 
 
 @pytest.mark.slow
