@@ -12,6 +12,7 @@ from experiments.reproduction.commands import (
     figure2,
     fine_tuned_heads,
     label_noise,
+    longer_schedule,
     pictures,
     settings,
     superclasses,
@@ -37,7 +38,10 @@ __all__ = ["app"]
 GROUPS = {
     "Benchmarks": (head, step, estimator, overhead, scale, sampled_classes),
     "Reproduction": (table1, table2, table3, settings, figure1, figure2, pictures),
-    "End to end": (end_to_end, widths, superclasses, transfer, tuned_cifar10, label_noise, fine_tuned_heads, routing),
+    "End to end": (
+        *(end_to_end, longer_schedule, widths, superclasses, transfer),
+        *(tuned_cifar10, label_noise, fine_tuned_heads, routing),
+    ),
     "Studies": (probes, fine_tuning, fixed_features, new_classes, unknown, out_of_scope),
 }
 

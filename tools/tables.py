@@ -105,6 +105,7 @@ TABLES: Mapping[str, tuple[str, str, Callable[..., str]]] = {
     "settings-cpu": ("reproduction", "settings-cpu", _errors),
     "end-to-end-cpu": ("reproduction", "end-to-end-cpu", _end_to_end),
     "end-to-end-cpu-rates": ("reproduction", "end-to-end-cpu", _rates),
+    "longer-schedule-cpu": ("reproduction", "longer-schedule-cpu", _end_to_end),
     "widths-cpu": ("reproduction", "widths-cpu", _end_to_end),
     "widths-cpu-rates": ("reproduction", "widths-cpu", _rates),
     "superclasses-cpu": ("reproduction", "superclasses-cpu", _end_to_end),

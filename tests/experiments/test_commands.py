@@ -16,6 +16,7 @@ OPTIONS = {
     "table3": "scale seeds only cifar10 folder output jobs compile accelerator cache",
     "settings": "seeds only folder output jobs compile accelerator",
     "end-to-end": "seeds only cifar100 folder output jobs compile accelerator cache",
+    "longer-schedule": "seeds only cifar100 folder output jobs compile accelerator cache",
     "widths": "seeds only cifar100 folder output jobs compile accelerator cache",
     "superclasses": "seeds only cifar100 folder output jobs compile accelerator cache",
     "transfer": "cifar10 cifar100 folder output jobs cache",

@@ -426,10 +426,11 @@ def test_recorded_results_of_heads_trained_end_to_end_are_recognized(tmp_path):
         assert [outcome.error for outcome in outcomes[row["head"]] if outcome is not None] == row["errors"]
 
 
-END_TO_END = ("end-to-end", "widths", "superclasses", "tuned-cifar10", "label-noise", "fine-tuned-heads")
+TUNED = ("end-to-end", "widths", "superclasses", "tuned-cifar10", "label-noise", "fine-tuned-heads")
+END_TO_END = (*TUNED, "longer-schedule")
 
 
-@pytest.mark.parametrize("table", END_TO_END)
+@pytest.mark.parametrize("table", TUNED)
 def test_heads_of_a_group_differ_in_nothing_but_the_head_and_are_tuned_alike(table):
     groups = _by_group(table)
     shared = {"head": "linear", "capsule_dim": 4, "normalize": False, "scale": "none", "decay_head": True}
@@ -439,6 +440,15 @@ def test_heads_of_a_group_differ_in_nothing_but_the_head_and_are_tuned_alike(tab
         assert len({entry.recipe.changed(**shared) for entry in members}) == 1
         assert len({(entry.seeds, entry.validation, entry.trial_seeds, str(entry.trials)) for entry in members}) == 1
         assert {entry.seeds for entry in members} == {3}
+
+
+def test_the_longer_schedule_differs_in_its_length_and_has_the_chosen_learning_rates():
+    rates = {row["head"]: row["recipe"]["lr"] for row in read_rows(ROOT / "results" / "end-to-end-cpu.json")}
+    short = {entry.label: entry.recipe for entry in read_entries("end-to-end", "cpu")}
+    longer = {entry.label: entry.recipe for entry in read_entries("longer-schedule", "cpu")}
+    assert longer.keys() == {"linear", "cosine, scale 25", "unit capsule c=8, scale 25"}
+    for head, recipe in longer.items():
+        assert recipe == short[head].changed(epochs=24, lr=rates[head])
 
 
 def _folders(entry):
