@@ -34,6 +34,17 @@ def test_every_table_of_numbers_is_checked():
     assert marked == TABLES.keys() | {"outcomes"}
 
 
+def test_folded_tables_have_as_many_rows_as_they_say():
+    counted = {}
+    for page in PAGES:
+        folded = re.findall(r"<summary>(.*?)</summary>(.*?)</details>", (ROOT / page).read_text(), re.DOTALL)
+        for summary, content in folded:
+            if said := re.search(r"(\d+) (?:rows|heads at|heads on|scores|ways)", summary):
+                counted[summary] = (int(said[1]), content.count("\n|") - 2)
+    assert len(counted) == 7
+    assert {summary: counts for summary, counts in counted.items() if counts[0] != counts[1]} == {}
+
+
 def test_every_key_of_a_recipe_is_explained():
     page = (ROOT / "docs" / "api" / "recipe.md").read_text()
     assert [row.split("`")[1] for row in table_in(page, "recipe").splitlines()[2:]] == [f.name for f in fields(Recipe)]
