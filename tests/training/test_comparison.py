@@ -108,9 +108,9 @@ def test_the_plan_counts_runs_and_devices(tmp_path):
 
 
 def test_the_pace_is_that_of_what_is_done():
-    assert pace(60, 2, 6, 2) == "  60 s each, about 2 min left"
-    assert pace(30, 1.5, 2, 1) == "  20 s each, about 10 s left"
-    assert pace(7200, 1, 4, 1) == "  2.0 h each, about 6.0 h left"
+    assert pace(60, 2, 4, 2) == "  60 s each, about 2 min left"
+    assert pace(30, 1.5, 0.5, 1) == "  20 s each, about 10 s left"
+    assert pace(7200, 1, 3, 1) == "  2.0 h each, about 6.0 h left"
 
 
 def test_the_first_pace_is_printed_once(capsys):

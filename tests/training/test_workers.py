@@ -16,8 +16,15 @@ from cappronet.training.workers import run_jobs
 def write(job, report):
     """A job of the tests: it leaves a file, as a run leaves its folder."""
     path, number = job
+    report("writing", 0, 2)
     report("writing", 1, 2)
     (path / f"{number}.txt").write_text(str(os.getpid()))
+
+
+def resume(job, report):
+    """A job of which some quarters were done before."""
+    for quarter in range(job, 5):
+        report("resuming", quarter, 4)
 
 
 def fail(job, report):
@@ -39,6 +46,17 @@ def test_every_job_is_done_and_progress_reaches_the_end(tmp_path):
     done = [done for _, done, _ in reports]
     assert done == sorted(done)
     assert reports[-1][1:] == (5000, 5000)
+
+
+@pytest.mark.slow
+def test_what_was_done_of_a_job_before_does_not_count():
+    reports = []
+    run_jobs([0, 3, 2], resume, 1, lambda *report: reports.append(report), "job")
+    done = [done for _, done, _ in reports]
+    assert done == sorted(done)
+    assert done[0] == 0
+    assert reports[0][2] == 3000
+    assert reports[-1][1:] == (1750, 1750)
 
 
 def test_no_jobs_start_no_process():

@@ -66,7 +66,8 @@ def run_jobs(
         jobs: what is passed to `work`; like `work` itself, it must be picklable.
         work: a function of a module.
         processes: how many jobs run at the same time.
-        report: told the sum of all jobs' progress.
+        report: told the sum of all jobs' progress. The first report of a job says where it begins: what an earlier call
+            has done of an interrupted one took none of the time that the rest is estimated from, and does not count.
         text: what a job is called there. After the first job, it also says how long jobs take and how long the rest
             will take.
         assigned: makes what is passed to `work` from a job and the number of its process, from 0: which device it uses.
@@ -75,7 +76,7 @@ def run_jobs(
         InterruptedError: after Ctrl-C or SIGTERM, when every job has saved.
     """
     waiting = list(enumerate(jobs))[::-1]
-    progress = [0.0] * len(jobs)
+    progress, begun = [0.0] * len(jobs), dict[int, float]()
     finished, started = 0, time.monotonic()
     with Interruption(patient=True) as interruption, _workers(work, min(processes, len(jobs)), interruption) as workers:
         for worker in workers:
@@ -87,22 +88,24 @@ def run_jobs(
                 assert worker.job is not None
                 if event == "failed":
                     raise value
+                if event == "progress":
+                    begun.setdefault(worker.job, value)
                 progress[worker.job] = value
                 if event == "finished":
                     finished += 1
                     _hand_out(worker, waiting, assigned)
             _check(interruption)
             shown = f"{text} {min(finished + 1, len(jobs))}/{len(jobs)}"
-            if finished:
-                shown += pace(time.monotonic() - started, sum(progress), len(jobs), len(workers))
-            report(shown, int(PARTS * sum(progress)), PARTS * len(jobs))
+            done, left = sum(progress) - sum(begun.values()), len(jobs) - sum(progress)
+            if finished and done:
+                shown += pace(time.monotonic() - started, done, left, len(workers))
+            report(shown, round(PARTS * done), round(PARTS * (done + left)))
     _check(interruption)  # a signal during the last moments must stop the caller, too
 
 
-def pace(seconds: float, done: float, jobs: int, processes: int) -> str:
-    """How long a job takes and all that is left, as text, after `done` of the jobs, parts of them included."""
-    each, left = seconds * min(processes, jobs) / done, seconds * (jobs - done) / done
-    return f"  {_duration(each)} each, about {_duration(left)} left"
+def pace(seconds: float, done: float, left: float, processes: int) -> str:
+    """How long a job takes and how long all that are left will take, as text; both numbers include parts of jobs."""
+    return f"  {_duration(seconds * processes / done)} each, about {_duration(seconds * left / done)} left"
 
 
 def _duration(seconds: float) -> str:
@@ -230,7 +233,7 @@ def _do_next(pipe: Connection, work: Work, interruption: Interruption) -> bool:
     try:
         if interruption.signal is not None:
             raise InterruptedError(RESUME_HINT)
-        pipe.send(("progress", 0.0))
+        pipe.send(("started", 0.0))
         work(job, lambda _text, done, total: pipe.send(("progress", done / max(1, total))))
         pipe.send(("finished", 1.0))
     except Exception as error:
