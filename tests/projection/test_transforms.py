@@ -97,6 +97,23 @@ def test_compile_in_train_and_eval(solver):
     torch.testing.assert_close(compiled.eval()(x), twin.eval()(x))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_compiled_gradients_under_autocast_are_those_of_eager_ones(solver):
+    x = torch.randn(8, 16)
+    gradients = []
+    layer = head(solver=solver, normalize=True, scale=25.0)
+    for module in (torch.compile(layer, fullgraph=True), layer):
+        layer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            lengths = module(x)
+        lengths.square().sum().backward()
+        gradients.append(layer.weight.grad.clone())
+    compiled, eager = gradients
+    assert compiled.dtype == torch.float32
+    torch.testing.assert_close(compiled, eager, rtol=2**-7, atol=2**-7 * eager.abs().max().item())
+
+
 def test_export_with_a_dynamic_batch():
     layer = head().eval()
     batch = {"x": {0: torch.export.Dim("batch")}}

@@ -135,13 +135,11 @@ class _CapsuleLengths(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor | None, *_: None) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         if g is None:
             return None, None, None, None, None
-        x, weight, z, squared, m = ctx.saved_tensors
-        if is_autocast(x):
-            with full_precision(x):
-                return _CapsuleLengths.backward(ctx, g)
-        if torch.is_grad_enabled():
-            z, squared = _solve_again(x, weight, ctx.eps, m)
-        return *_gradients(g, x, weight, z, squared, m, ctx.needs_input_grad), None, None, None
+        # The backward of a compiled network runs under the autocast of its forward, whatever is on while it is traced.
+        if torch.compiler.is_compiling() or is_autocast(g):
+            with torch.autocast(g.device.type, enabled=False):
+                return *_backward(ctx, g), None, None, None
+        return *_backward(ctx, g), None, None, None
 
 
 class _WithForwardMode(_CapsuleLengths):
@@ -222,6 +220,14 @@ def _solve(
     u, sigma = cast(u, dtype), cast(sigma, dtype)
     z = torch.bmm(sigma, u)
     return z, (u * z).sum(1).clamp_min(0)
+
+
+def _backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """`dl/dx` and `dl/dW` from what the forward saved, or, if they may be differentiated themselves, anew."""
+    x, weight, z, squared, m = ctx.saved_tensors
+    if torch.is_grad_enabled():
+        z, squared = _solve_again(x, weight, ctx.eps, m)
+    return _gradients(g, x, weight, z, squared, m, ctx.needs_input_grad)
 
 
 def _solve_again(x: Tensor, weight: Tensor, eps: float, m: Tensor) -> tuple[Tensor, Tensor]:
