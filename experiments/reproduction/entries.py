@@ -80,7 +80,7 @@ def read_entries(
     seeds: int | None = None,
     only: Sequence[str] = (),
     files: Mapping[str, str] = MappingProxyType({}),
-    compiled: bool = False,
+    changes: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[Entry]:
     """The entries of a table.
 
@@ -90,14 +90,13 @@ def read_entries(
         seeds: runs of each entry, instead of what the table asks for.
         only: words; an entry is kept if its recipe or head contains one of them.
         files: by the name of a dataset or of pretrained weights, a file to read them from.
-        compiled: train compiled networks.
+        changes: settings of the recipes that are changed for all entries, such as how they are computed.
     """
     content = tomllib.loads(TABLES[scale].read_text(encoding="utf-8"))
     if table not in content:
         raise ValueError(f"there is no {table} at the scale {scale!r}; it has {', '.join(content)}")
     entries = [entry for row in content[table] for entry in _entries_of(row, scale, seeds, files)]
-    if compiled:
-        entries = [replace(entry, recipe=entry.recipe.changed(compile=True)) for entry in entries]
+    entries = [replace(entry, recipe=entry.recipe.changed(**changes)) for entry in entries]
     chosen = [
         entry
         for entry in entries

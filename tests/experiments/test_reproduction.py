@@ -213,6 +213,22 @@ def test_compiled_networks_are_trained_and_count_as_the_same(project, training):
 
 
 @pytest.mark.slow
+def test_another_precision_makes_other_results(project, training):
+    path = project / "results" / "table3-cpu.json"
+    for head in ("linear", "capsule"):
+        table3(seeds=1, only=[head], precision="bf16-mixed")
+    assert [row["recipe"]["precision"] for row in read_rows(path)] == ["bf16-mixed", "bf16-mixed"]
+    with pytest.raises(FileExistsError, match="recipe"):
+        table3(seeds=1, only=["linear"])
+    assert len(training.folders) == 14
+    table3(seeds=1, only=["linear"], folder=Path("others"))
+    assert len(training.folders) == 21
+    (row,) = read_rows(path.with_name("table3-cpu-2.json"))
+    assert row["recipe"]["precision"] == "32-true"
+    assert len(read_rows(path)) == 2
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new", "retrained"),
     [
