@@ -112,8 +112,8 @@ def test_the_tree_is_that_of_the_files():
     assert [folder for folder in listed if not (ROOT / folder).is_dir()] == []
 
 
-def test_new_code_goes_where_contributing_says():
-    text = (ROOT / "CONTRIBUTING.md").read_text()
+def test_new_code_goes_where_the_architecture_says():
+    text = (ROOT / "docs" / "architecture.md").read_text()
     five = re.search(r"## Where new code goes\n\n((?:- .*\n)+)", text)[1].splitlines()
     assert len(five) == 5
     for name, file in [
