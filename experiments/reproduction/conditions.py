@@ -27,7 +27,8 @@ def conditions_table(contents: Iterable[Mapping[str, Any]]) -> Table:
 
     Of several capsule heads, cosine heads or heads with weight normalization, the one with the lowest validation error
     of tuning is shown, since to choose by test error would favour them. Without tuning it is the first one with c = 8.
-    Heads with fewer seeds than others are not considered. The paper's capsules have neither unit features nor a scale.
+    Heads with fewer seeds than others are not considered. Capsules with c = 1 have one vector for each class, too.
+    The paper's capsules have neither unit features nor a scale.
     """
     rows = [row for content in contents for row in content["rows"] if row["errors"]]
     groups = {row["group"]: [other for other in rows if other["group"] == row["group"]] for row in rows}
@@ -38,7 +39,8 @@ def conditions_table(contents: Iterable[Mapping[str, Any]]) -> Table:
 
 
 def _line(rows: Rows, linear: Mapping[str, Any], capsule: Mapping[str, Any]) -> tuple[str, ...]:
-    vectors = [row for row in (_selected(rows, head) for head in VECTOR_HEADS) if row is not None]
+    heads = (*(_selected(rows, head) for head in VECTOR_HEADS), _one_dimensional(rows, capsule))
+    vectors = [row for row in heads if row is not None]
     tuned = any(row["tries"] for row in rows) or len({row["recipe"]["lr"] for row in rows}) > 1
     rates = "a learning rate for each head" if tuned else "one learning rate"
     pretrained = "pretrained " if capsule["recipe"].get("pretrained", "none") != "none" else ""
@@ -50,6 +52,13 @@ def _line(rows: Rows, linear: Mapping[str, Any], capsule: Mapping[str, Any]) -> 
         f"{paper['head'].removeprefix('capsule ')}: {_against(paper, linear)}" if paper is not None else "",
         "; ".join(f"{row['head']}: {_unbroken(error_cell(row_from(dict(row))))}" for row in (linear, capsule)),
     )
+
+
+def _one_dimensional(rows: Rows, capsule: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The capsule head of the same form with c = 1, if that is another one."""
+    same = [row for row in rows if row["recipe"]["normalize"] == capsule["recipe"]["normalize"]]
+    lines = [row for row in same if row["recipe"]["capsule_dim"] == 1]
+    return _selected(lines, "capsule") if capsule["recipe"]["capsule_dim"] > 1 else None
 
 
 def _is_papers(row: Mapping[str, Any]) -> bool:

@@ -56,6 +56,17 @@ def test_every_kind_of_head_with_one_vector_is_compared_with():
     ]
 
 
+def test_capsules_of_one_dimension_have_one_vector_for_each_class():
+    linear = row("linear", [10.0, 11.0, 12.0], validation=[9.0])
+    capsule = row("capsule", [5.0, 6.1, 7.0], validation=[5.0], unit=True)
+    lines = row("capsule", [8.0, 9.0, 10.0], c=1, validation=[8.0], unit=True)
+    papers = row("capsule", [1.0, 1.0, 1.0], c=1, validation=[8.0])
+    against = "against one vector for each class"
+    assert cells(linear, capsule, lines, papers)[against].startswith("capsule c=1: capsules win, -2.97 ±")
+    assert cells(linear, lines)[against] == ""
+    assert cells(linear, capsule, papers)[against] == ""
+
+
 def test_a_head_with_fewer_seeds_does_not_stand_for_all():
     linear, early = row("linear", [10.0, 11.0]), row("capsule", [1.0], c=2, validation=[1.0])
     assert cells(linear, early, row("capsule", [5.0, 6.0], c=4, validation=[2.0]))[LINEAR].startswith(
