@@ -184,12 +184,19 @@ def test_what_is_said_of_heads_trained_end_to_end_was_measured():
     assert clear(rows["capsule c=8"], linear)
     assert round(rows["capsule c=8"].mean - linear.mean, 1) == 1.5
     assert rows["unit capsule c=16, scale 25"].mean < unit.mean
+    line, normed = rows["unit capsule c=1, scale 25"], rows["weightnorm"]
+    assert [round(row.mean - other.mean, 1) for row, other in ((line, cosine), (unit, line))] == [-1.8, -1.8]
+    assert clear(line, cosine)
+    assert clear(unit, line)
+    assert clear(normed, linear)
+    assert [round(row.mean - linear.mean) for row in (line, cosine, normed)] == [-7, -5, 3]
+    assert line.parameters == cosine.parameters < linear.parameters
     assert (round(unit.mean - linear.mean), round(unit.mean - cosine.mean)) == (-9, -4)
     assert 0.5 < (linear.mean - cosine.mean) / (linear.mean - unit.mean) < 0.6
     losses = {row["head"]: mean(row["train_losses"]) for row in loaded("end-to-end-cpu.json")["rows"] if row["errors"]}
-    *fastest, third, fourth, _, _, _ = sorted(losses, key=losses.__getitem__)
+    *fastest, third, fourth, fifth, _, _, _, _ = sorted(losses, key=losses.__getitem__)
     assert set(fastest) == {"unit capsule c=16, scale 25", "unit capsule c=8, scale 25, Grassmann step"}
-    assert (third, fourth) == (unit.head, cosine.head)
+    assert (third, fourth, fifth) == (unit.head, line.head, cosine.head)
     assert min(losses.values()) > 0.5
 
 
