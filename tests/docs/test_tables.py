@@ -128,6 +128,8 @@ OUTCOMES = [
     Outcome("ResNet-8 with 512 features trained end to end on CIFAR-100, learning rate tuned for each head",
             "end-to-end-cpu.json", {"group": "cifar100-resnet8-d512"}, LINEAR, UNIT, "seed"),
     Outcome("the same with 64 features", "widths-cpu.json", {"group": "cifar100-resnet8-d64"}, LINEAR, UNIT, "seed"),
+    Outcome("the same with 512 features and 24 epochs instead of 12", "longer-schedule-cpu.json",
+            {"group": "cifar100-resnet8-d512-24-epochs"}, LINEAR, UNIT, "seed"),
     Outcome("EfficientNet-Lite0 fine-tuned on 5,000 images of CIFAR-100, learning rate tuned for each head",
             "fine-tuned-heads-cpu.json", {"group": "cifar100-5000-lite0"}, LINEAR, UNIT, "seed"),
     Outcome("the same", "fine-tuned-heads-cpu.json", {"group": "cifar100-5000-lite0"},
@@ -208,6 +210,21 @@ def test_the_recipe_of_wide_features_is_the_one_that_was_measured():
     assert {name: shipped[name] for name in unit["recipe"]} == unit["recipe"]
     assert f"# Expected: {mean(unit['errors']):.1f} % errors, the mean of three seeds" in path.read_text()
     assert f"a learning rate tuned for it: {mean(linear['errors']):.1f} %" in path.read_text()
+
+
+def test_what_is_said_of_a_longer_schedule_was_measured():
+    rows = loaded("longer-schedule-cpu.json")["rows"]
+    assert {(row["recipe"]["precision"], row["recipe"]["epochs"]) for row in rows} == {("bf16-mixed", 24)}
+    linear, cosine, unit = (results.row_from(row) for row in rows)
+    short = {row["head"]: row for row in loaded("end-to-end-cpu.json")["rows"]}
+    assert {short[row.head]["recipe"]["precision"] for row in (linear, cosine, unit)} == {"32-true"}
+    for row in (linear, cosine, unit):
+        assert 2.5 < mean(short[row.head]["errors"]) - row.mean < 4.5
+    for other, points, clear in ((linear, -9, True), (cosine, -4, False)):
+        gap = results.difference(unit, other)
+        assert (gap.n, round(gap.mean)) == (2, points)
+        assert (abs(gap.mean) > gap.half_width) == clear
+    assert 0.8 < min(loss for row in rows for loss in row["train_losses"])
 
 
 def test_what_is_said_of_narrow_features_was_measured():
