@@ -63,6 +63,9 @@ def error_over_epochs(rows: Rows, path: Path) -> bool:
         for axes, group in zip(panels(figure, len(groups), 1), groups, strict=True):
             lines = {row["head"]: (row["epochs"], np.mean(row["curves"], axis=0)) for row in group}
             _draw_lines(axes, group, lines, ink)
+            axes.xaxis.set_major_locator(
+                require("matplotlib.ticker", "plots").MaxNLocator(integer=True, steps=(1, 2, 5, 10))
+            )
             axes.set(xlabel="epoch", ylabel="test error, %")
 
     draw_themes(path, figure_size(len(groups), 1, 7.0, 3.6), draw)
