@@ -316,8 +316,11 @@ def clear_difference(errors, head, other):
 
 
 def test_what_is_said_of_transfer_was_measured():
-    cosine, capsule = "cosine, scale 25", "unit capsule c=8, scale 25"
+    cosine, capsule, line = "cosine, scale 25", "unit capsule c=8, scale 25", "unit capsule c=1, scale 25"
     settings = transfer_errors("end-to-end")
+    assert {clear_difference(errors, line, "linear") for errors in settings.values()} == {"fewer"}
+    assert not any(clear_difference(errors, line, cosine) for errors in settings.values())
+    assert not any("weightnorm" in errors for errors in settings.values())
     assert {clear_difference(errors, cosine, "linear") for errors in settings.values()} == {"fewer"}
     assert [name for name, errors in settings.items() if clear_difference(errors, capsule, "linear") != "fewer"] == [
         ("logistic regression", "20")
