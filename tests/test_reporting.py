@@ -78,7 +78,7 @@ def test_a_notebook_has_a_line_that_changes_and_disappears(notebook):
         seconds[0] = 4.0
         report("epoch 1/2  loss 0.5 \x1b", 4, 10)
         report("epoch 1/2  loss 0.4", 5, 10)  # too soon after the last
-    assert line.shown == ["loading", "epoch 1/2  loss 0.5 \\x1b  0:00:06 left", ""]
+    assert line.shown == ["loading", "epoch 1/2  loss 0.5 \\x1b  about 6 s left", ""]
 
 
 def test_progress_is_for_those_who_see_it(notebook, monkeypatch, capsys):

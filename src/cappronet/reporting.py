@@ -14,7 +14,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -28,6 +27,7 @@ __all__ = [
     "Result",
     "Table",
     "did_you_mean",
+    "duration",
     "print_text",
     "printable",
     "progress_bar",
@@ -76,6 +76,18 @@ def did_you_mean(word: object, names: Iterable[str]) -> str:
     originals = {name.lower(): name for name in names}
     nearest = get_close_matches(str(word).lower(), originals, n=1)
     return f"; did you mean {originals[nearest[0]]!r}?" if nearest else ""
+
+
+def duration(seconds: float) -> str:
+    """A length of time as people say it.
+
+    Example:
+        >>> duration(20), duration(150), duration(7200)
+        ('20 s', '2 min', '2.0 h')
+    """
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 @dataclass(frozen=True)
@@ -275,9 +287,9 @@ class _Timer:
                 self.started, self.first = now, done
             self.step = step
         work, rest = done - self.first, total - done
-        if work <= LEAST_SHARE * total or text.endswith(" left"):
+        if work <= LEAST_SHARE * total or not rest or text.endswith(" left"):
             return text
-        return f"{text}  {timedelta(seconds=round((now - self.started) / work * rest))} left"
+        return f"{text}  about {duration((now - self.started) / work * rest)} left"
 
 
 class _Lines:

@@ -22,7 +22,7 @@ from multiprocessing.context import SpawnProcess
 from types import ModuleType
 from typing import Any
 
-from cappronet.reporting import Report, silent
+from cappronet.reporting import Report, duration, silent
 from cappronet.training.interruption import Interruption, signals_blocked, unblock_signals
 
 __all__ = ["RESUME_HINT", "pace", "run_jobs"]
@@ -105,13 +105,7 @@ def run_jobs(
 
 def pace(seconds: float, done: float, left: float, processes: int) -> str:
     """How long a job takes and how long all that are left will take, as text; both numbers include parts of jobs."""
-    return f"  {_duration(seconds * processes / done)} each, about {_duration(seconds * left / done)} left"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    return f"  {duration(seconds * processes / done)} each, about {duration(seconds * left / done)} left"
 
 
 def _check(interruption: Interruption) -> None:
