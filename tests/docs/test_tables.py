@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import mean
@@ -11,6 +12,7 @@ import pytest
 from cappronet.training import results
 from cappronet.training.recipe import Recipe
 from experiments.probes import comparing, rivals
+from experiments.studies.transfer import PENALTIES
 from tools.tables import NOT_RUN, TABLES, table_in, with_tables
 
 ROOT = Path(__file__).parents[2]
@@ -333,6 +335,15 @@ def test_what_is_said_of_transfer_was_measured():
     assert set(against_cosine.values()) == {"more"}
     for (_, images), errors in settings.items():
         assert clear_difference(errors, wide, "linear") == ("fewer" if images == "all" else "")
+
+
+def test_what_is_said_of_penalties_in_transfer_was_measured():
+    rows = [row for part in loaded("transfer.json")["parts"] for row in part["rows"] if "penalty" in row]
+    assert {(row["trained_on"], row["images"]) for row in rows if row["penalty"] == max(PENALTIES)} == {
+        ("end-to-end", "all")
+    }
+    weakest = Counter(row["head"] for row in rows if row["penalty"] == max(PENALTIES))
+    assert weakest == {"linear": 2, "group c=8": 2, "capsule c=8": 1}
 
 
 @pytest.mark.parametrize(("other", "least", "most"), [("linear", 4.5, 9.2), ("cosine, scale 25", 1.45, 3)])
