@@ -115,6 +115,7 @@ TABLES: Mapping[str, tuple[str, str, Callable[..., str]]] = {
     "tuned-cifar10-cpu": ("reproduction", "tuned-cifar10-cpu", _end_to_end),
     "tuned-cifar10-cpu-rates": ("reproduction", "tuned-cifar10-cpu", _rates),
     "label-noise-cpu": ("reproduction", "label-noise-cpu", _end_to_end),
+    "label-noise-cpu-rates": ("reproduction", "label-noise-cpu", _rates),
     "fine-tuned-heads-cpu": ("reproduction", "fine-tuned-heads-cpu", _end_to_end),
     "fine-tuned-heads-cpu-rates": ("reproduction", "fine-tuned-heads-cpu", _rates),
     "routing": ("reproduction", "routing", lambda content: routing_runs.table(content).markdown()),

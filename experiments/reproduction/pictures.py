@@ -13,7 +13,7 @@ from experiments.reproduction.outcomes import read_rows
 
 __all__ = ["draw_pictures"]
 
-TABLES = ("table1", "table2", "table3", "settings", "end-to-end", "longer-schedule")
+TABLES = ("table1", "table2", "table3", "settings", "end-to-end", "longer-schedule", "label-noise")
 
 
 def draw_pictures(results: Path, output: Path, report: Report = silent) -> list[Path]:

@@ -1,6 +1,7 @@
 """Every number in the pages is one that the project measured: tables and sentences are compared with result files."""
 
 import json
+import math
 import re
 from collections import Counter
 from dataclasses import dataclass, fields
@@ -140,6 +141,8 @@ OUTCOMES = [
             {"data": "cifar10, 5,000 images"}, LINEAR, C_4, "seed"),
     Outcome("the same, learning rate tuned for each head", "tuned-cifar10-cpu.json", {"group": "cifar10-5000-tuned"},
             LINEAR, UNIT, "seed"),
+    Outcome("the same with 40 % wrong labels", "label-noise-cpu.json", {"group": "cifar10-5000-noise40"},
+            LINEAR, UNIT, "seed"),
 ]  # fmt: skip
 
 
@@ -271,6 +274,34 @@ def test_what_is_said_of_few_images_with_tuned_rates_was_measured():
     assert after_tuning["unit capsule c=8, scale 25"] < after_tuning["linear"]
     losses = {row["head"]: mean(row["train_losses"]) for row in rows}
     assert sorted(losses, key=losses.__getitem__)[:2] == ["unit capsule c=8, scale 25", "cosine, scale 25"]
+
+
+def test_what_is_said_of_wrong_labels_was_measured():
+    rows = loaded("label-noise-cpu.json")["rows"]
+    assert {row["group"] for row in rows} == {"cifar10-5000-noise40"}
+    linear, cosine, unit = (results.row_from(row) for row in rows)
+    assert [row.head for row in (linear, cosine, unit)] == ["linear", "cosine, scale 25", UNIT[0]]
+    for row, points in ((cosine, 6), (unit, 7)):
+        gap = results.difference(row, linear)
+        assert (gap.n, round(gap.mean)) == (3, points)
+        assert gap.mean > gap.half_width
+    gap = results.difference(unit, cosine)
+    assert abs(gap.mean) < gap.half_width
+    text = " ".join((ROOT / "docs/reproduction.md").read_text().split())
+    right, wrong = 0.6, 0.4  # the wrong labels are spread over nine classes
+    entropy = -right * math.log(right) - wrong * math.log(wrong / 9)
+    assert f"has a cross-entropy of {entropy:.2f} on such images" in text
+    losses = [mean(row["train_losses"]) for row in rows]
+    assert "linear head is at {:.2f}, the cosine head at {:.2f} and the capsule head at {:.2f}".format(*losses) in text
+    tuned = [min(mean(trial["validation_errors"]) for trial in row["tries"]) for row in rows]
+    assert max(tuned) - min(tuned) < 2
+    gains = []
+    for row in rows:
+        curve = dict(zip(row["epochs"], map(mean, zip(*row["curves"], strict=True)), strict=True))
+        assert 49 < curve[60] < 50
+        gains.append(round(curve[60] - curve[80]))
+    assert gains == [8, 3, 2]
+    assert {row["recipe"]["lr"] for row in rows} == {0.2, 0.4}
 
 
 def test_what_is_said_of_fine_tuned_heads_was_measured():
