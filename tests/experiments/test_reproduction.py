@@ -483,6 +483,7 @@ def test_rows_change_their_recipe():
     assert (d64.recipe.backbone, d1024.recipe.backbone) == ("resnet8_d64", "resnet8_d1024")
     wide = read_entries("end-to-end", "cpu")[0].recipe
     assert d64.recipe.changed(backbone=wide.backbone) == wide
+    assert d1024.recipe.changed(backbone=wide.backbone, precision="32-true") == wide
     files = {"cifar10-noise40": "/there/cifar10-noise40.npz", "timm": "/there/lite0.pth", "cifar100": "/there/c.npz"}
     noisy = read_entries("label-noise", "cpu", only=["noise40"], files=files)
     assert {entry.recipe.data for entry in noisy} == {"/there/cifar10-noise40.npz"}
