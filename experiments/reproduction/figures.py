@@ -26,6 +26,9 @@ COLOURS = {
 STYLES = ("o-", "s--", "^:", "D-.", "v-")
 # A line over epochs needs so many points to show more than the table does.
 FEWEST_POINTS = 4
+# Errors whose largest is less than so many times their smallest have equally spaced numbers on their axis; of those
+# that a logarithmic axis has elsewhere, only one or two would be left.
+NARROW = 4
 # How settings of a recipe are called in a picture.
 SETTINGS = {"lr": "learning rate", "weight_decay": "weight decay"}
 
@@ -128,9 +131,12 @@ def _draw_lines(axes: Any, rows: Rows, lines: Mapping[str, tuple[Any, Any]], ink
     for head, (colour, style) in _styles(rows, ink).items():
         axes.plot(*lines[head], style, color=colour, linewidth=1.5, markersize=3.5, label=head)
     axes.set_yscale("log")
-    axes.yaxis.set_major_locator(require("matplotlib.ticker", "plots").LogLocator(subs=(1, 1.5, 2, 3, 4, 6)))
+    ticker = require("matplotlib.ticker", "plots")
+    low, high = axes.get_ylim()
+    narrow = high < NARROW * low
+    axes.yaxis.set_major_locator(ticker.AutoLocator() if narrow else ticker.LogLocator(subs=(1, 1.5, 2, 3, 4, 6)))
+    axes.yaxis.set_minor_locator(ticker.NullLocator())
     axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_formatter("")
     axes.set_title(f"{rows[0]['data']}, {rows[0]['backbone']}", loc="left", fontsize=10)
     axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1), handlelength=3.5)
 

@@ -14,6 +14,7 @@ import pytest
 
 from cappronet.data.datasets import load_dataset
 from cappronet.training import comparison
+from cappronet.training.figures import drawn
 from cappronet.training.loop import train
 from cappronet.training.recipe import Recipe
 from cappronet.training.run_folder import Run
@@ -550,6 +551,22 @@ def test_a_kind_of_head_has_a_colour_and_a_head_a_style():
     assert styles["linear"] == ("black", "o-")
     assert len({colour for colour, _ in styles.values()}) == 7
     assert len({styles[row["head"]][0] for row in paper}) == len({styles[row["head"]][0] for row in unit}) == 1
+
+
+@pytest.mark.parametrize("errors", [(35, 78), (49, 66), (20, 24), (0.4, 21), (6, 60)])
+def test_an_axis_of_errors_has_enough_numbers_to_read_them(errors):
+    row = {**head_row("linear"), "data": "made", "backbone": "pixels"}
+
+    def draw(figure, ink):
+        figures._draw_lines(figure.subplots(), [row], {"linear": ((1, 2), errors)}, ink)
+
+    (axes,) = drawn((7, 3.6), draw).axes
+    low, high = axes.get_ylim()
+    labels = axes.yaxis.get_ticklabels(minor=False)
+    shown = [float(label.get_text()) for label in labels if low <= label.get_position()[1] <= high]
+    assert 3 <= len(shown) <= 12
+    assert axes.yaxis.get_ticklabels(minor=True) == []
+    assert shown == pytest.approx([y for y in axes.get_yticks() if low <= y <= high])
 
 
 @pytest.mark.slow
