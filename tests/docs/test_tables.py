@@ -207,6 +207,24 @@ def test_what_is_said_of_heads_trained_end_to_end_was_measured():
     assert min(losses.values()) > 0.5
 
 
+def test_what_is_said_of_networks_trained_again_was_measured():
+    first, again = (
+        {row["head"]: row for row in loaded(f"{folder}end-to-end-cpu.json")["rows"]} for folder in ("", "repeated/")
+    )
+    assert first["weightnorm"]["errors"] == again["weightnorm"]["errors"]
+    assert first["weightnorm"]["commits"] != again["weightnorm"]["commits"]
+    paper, repeated = (rows["capsule c=8"] for rows in (first, again))
+    assert paper["errors"][0] == repeated["errors"][0]
+    text = " ".join((ROOT / "docs/reproduction.md").read_text().split())
+    new, old = (" and ".join(f"{error:.2f}" for error in row["errors"][1:]) for row in (repeated, paper))
+    assert f"made {new} instead of {old} %" in text
+    assert all(first[head] == again[head] for head in first if head not in ("weightnorm", "capsule c=8"))
+    assert {name: paper[name] for name in ("recipe", "tries")} == {name: repeated[name] for name in ("recipe", "tries")}
+    gap = results.difference(results.row_from(repeated), results.row_from(first["linear"]))
+    assert f"difference to the linear head is {gap.mean:+.2f} ± {gap.half_width:.2f}, which includes zero" in text
+    assert abs(gap.mean) < gap.half_width
+
+
 def test_the_recipe_of_wide_features_is_the_one_that_was_measured():
     path = ROOT / "recipes/cpu/cifar100-resnet8-d512.toml"
     rows = {row["head"]: row for row in loaded("end-to-end-cpu.json")["rows"]}
@@ -520,6 +538,6 @@ def test_what_the_head_costs_is_what_was_measured(page):
         assert f"{step_ratio:.2f} times" in text
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "results").glob("*.json")), ids=lambda file: file.name)
+@pytest.mark.parametrize("file", sorted((ROOT / "results").rglob("*.json")), ids=lambda file: file.name)
 def test_a_result_file_names_no_folder_of_the_machine_that_wrote_it(file):
     assert re.findall(r'"(?:/|[A-Z]:\\)[^"]*"', file.read_text()) == []
