@@ -538,6 +538,8 @@ def test_what_the_head_costs_is_what_was_measured(page):
         assert f"{step_ratio:.2f} times" in text
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "results").rglob("*.json")), ids=lambda file: file.name)
+@pytest.mark.parametrize(
+    "file", sorted((ROOT / "results").rglob("*.json")), ids=lambda file: file.relative_to(ROOT).as_posix()
+)
 def test_a_result_file_names_no_folder_of_the_machine_that_wrote_it(file):
     assert re.findall(r'"(?:/|[A-Z]:\\)[^"]*"', file.read_text()) == []
