@@ -5,6 +5,7 @@ import math
 import re
 from collections import Counter
 from dataclasses import dataclass, fields
+from itertools import combinations
 from pathlib import Path
 from statistics import mean
 
@@ -131,6 +132,8 @@ OUTCOMES = [
     Outcome("ResNet-8 with 512 features trained end to end on CIFAR-100, learning rate tuned for each head",
             "end-to-end-cpu.json", {"group": "cifar100-resnet8-d512"}, LINEAR, UNIT, "seed"),
     Outcome("the same with 64 features", "widths-cpu.json", {"group": "cifar100-resnet8-d64"}, LINEAR, UNIT, "seed"),
+    Outcome("the same with 1,024 features", "widths-cpu.json", {"group": "cifar100-resnet8-d1024"},
+            LINEAR, UNIT, "seed"),
     Outcome("the same with 512 features and 24 epochs instead of 12", "longer-schedule-cpu.json",
             {"group": "cifar100-resnet8-d512-24-epochs"}, LINEAR, UNIT, "seed"),
     Outcome("EfficientNet-Lite0 fine-tuned on 5,000 images of CIFAR-100, learning rate tuned for each head",
@@ -250,18 +253,24 @@ def test_what_is_said_of_a_longer_schedule_was_measured():
     assert min(loss for row in rows for loss in row["train_losses"]) > 0.8
 
 
-def test_what_is_said_of_narrow_features_was_measured():
-    rows = loaded("widths-cpu.json")["rows"]
-    linear, unit = (results.row_from(row) for row in rows)
-    assert {row["backbone"] for row in rows} == {"resnet8_d64"}
-    gap = results.difference(unit, linear)
-    assert (gap.n, round(gap.mean)) == (3, -5)
-    assert gap.mean + gap.half_width < 0
-    wide = {row["head"]: results.row_from(row) for row in loaded("end-to-end-cpu.json")["rows"] if row["errors"]}
-    wide_gap = results.difference(wide[unit.head], wide["linear"])
-    assert abs(wide_gap.mean - gap.mean) < wide_gap.half_width + gap.half_width
-    linear_rate, unit_rate = (row["recipe"]["lr"] for row in rows)
-    assert unit_rate == rows[1]["tries"][0]["changes"]["lr"] < linear_rate
+def test_what_is_said_of_narrower_and_wider_features_was_measured():
+    rows = loaded("end-to-end-cpu.json")["rows"] + loaded("widths-cpu.json")["rows"]
+    gaps, at_the_edge = {}, []
+    for backbone, points in (("resnet8_d64", -5), ("resnet8_d512", -9), ("resnet8_d1024", -8)):
+        heads = {row["head"]: row for row in rows if row["backbone"] == backbone}
+        precision = "bf16-mixed" if backbone == "resnet8_d1024" else "32-true"
+        assert {row["recipe"]["precision"] for row in heads.values()} == {precision}
+        gap = results.difference(*(results.row_from(heads[head]) for head in (UNIT[0], "linear")))
+        assert (gap.n, round(gap.mean)) == (3, points)
+        assert gap.mean + gap.half_width < 0
+        gaps[backbone] = gap
+        for head in (UNIT[0], "linear"):
+            rates = [trial["changes"]["lr"] for trial in heads[head]["tries"]]
+            at_the_edge += [(backbone, head, edge) for edge in (0, -1) if heads[head]["recipe"]["lr"] == rates[edge]]
+    for gap, other in combinations(gaps.values(), 2):
+        assert abs(gap.mean - other.mean) < gap.half_width + other.half_width
+    assert gaps["resnet8_d1024"].mean > gaps["resnet8_d512"].mean
+    assert at_the_edge == [("resnet8_d64", UNIT[0], 0)]
 
 
 def test_what_is_said_of_superclasses_was_measured():
@@ -345,6 +354,8 @@ def test_what_is_said_of_learning_rates_on_cifar_was_measured():
         capsules = [rate for head, rate in rates.items() if "capsule" in head]
         assert len(capsules) >= 2
         assert max(capsules) <= rates["linear"] / 2
+    rows = loaded("widths-cpu.json")["rows"]
+    assert len({row["recipe"]["lr"] for row in rows if row["backbone"] == "resnet8_d1024"}) == 1
 
 
 def transfer_errors(trained_on):
